@@ -1,0 +1,127 @@
+// Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+// Kernels and launches.
+
+#include "shapejit/Utils.h"
+
+#include "mlir/IR/AffineMap.h"
+#include "mlir/IR/Builders.h"
+
+using namespace mlir;
+using namespace shapejit;
+
+//===----------------------------------------------------------------------===//
+// KernelOp
+//===----------------------------------------------------------------------===//
+
+ParseResult KernelOp::parse(OpAsmParser &parser, OperationState &result) {
+  StringAttr name;
+  int64_t symbols = 0;
+  SmallVector<OpAsmParser::Argument> arguments;
+  if (parser.parseSymbolName(name, "sym_name", result.attributes) ||
+      parser.parseKeyword("symbols") || parser.parseInteger(symbols) ||
+      parser.parseArgumentList(arguments, OpAsmParser::Delimiter::Paren, /*allowType=*/true) ||
+      parser.parseOptionalAttrDictWithKeyword(result.attributes))
+    return failure();
+  result.addAttribute("symbols", parser.getBuilder().getI64IntegerAttr(symbols));
+  return parser.parseRegion(*result.addRegion(), arguments);
+}
+
+void KernelOp::print(OpAsmPrinter &printer) {
+  printer << " ";
+  printer.printSymbolName(getSymName());
+  printer << " symbols " << getSymbols() << " (";
+  llvm::interleaveComma(getBody().front().getArguments(), printer.getStream(),
+                        [&](BlockArgument argument) { printer.printRegionArgument(argument); });
+  printer << ")";
+  printer.printOptionalAttrDictWithKeyword((*this)->getAttrs(), {"sym_name", "symbols"});
+  printer << " ";
+  printer.printRegion(getBody(), /*printEntryBlockArgs=*/false);
+}
+
+LogicalResult KernelOp::verify() {
+  Block &body = getBody().front();
+  for (BlockArgument argument : body.getArguments())
+    if (failed(verifyEncoded(*this, argument.getType(),
+                             "argument " + Twine(argument.getArgNumber()))))
+      return failure();
+  auto yield = dyn_cast<YieldOp>(body.getTerminator());
+  if (!yield)
+    return emitOpError("body must end with shapejit.yield");
+  if (yield.getValues().empty())
+    return emitOpError("yields nothing");
+  for (auto [i, value] : llvm::enumerate(yield.getValues())) {
+    if (isa<BlockArgument>(value))
+      return emitOpError() << "result " << i << " is an argument; a kernel computes its results";
+    if (failed(verifyEncoded(*this, value.getType(), "result " + Twine(i))))
+      return failure();
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// LaunchOp
+//===----------------------------------------------------------------------===//
+
+LogicalResult LaunchOp::verify() {
+  if (getSizes().getNumDims() != 0)
+    return emitOpError() << "binds sizes to expressions of symbols, got " << text(getSizes());
+  for (auto [i, type] : llvm::enumerate(getOperandTypes()))
+    if (failed(verifyEncoded(*this, type, "operand " + Twine(i))))
+      return failure();
+  for (auto [i, type] : llvm::enumerate(getResultTypes()))
+    if (failed(verifyEncoded(*this, type, "result " + Twine(i))))
+      return failure();
+  if (auto buffers = getBuffers(); buffers && buffers->size() != getNumResults())
+    return emitOpError() << "names " << buffers->size() << " buffers for " << getNumResults()
+                         << " results";
+  return success();
+}
+
+/// The number of elements where all sizes are constant.
+static std::optional<int64_t> staticElements(Type type) {
+  auto tensor = cast<RankedTensorType>(type);
+  return tensor.hasStaticShape() ? std::optional(tensor.getNumElements()) : std::nullopt;
+}
+
+static LogicalResult verifyPassed(LaunchOp op, Type outer, Type inner, const Twine &what) {
+  if (cast<RankedTensorType>(outer).getElementType() !=
+      cast<RankedTensorType>(inner).getElementType())
+    return op.emitOpError() << what << " is " << outer << " but the kernel has " << inner;
+  auto a = staticElements(outer), b = staticElements(inner);
+  if (a && b && *a != *b)
+    return op.emitOpError() << what << " has " << *a << " elements but the kernel has " << *b;
+  return success();
+}
+
+LogicalResult LaunchOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  Operation *target = symbols.lookupNearestSymbolFrom(*this, getKernelAttr());
+  if (!target)
+    return emitOpError() << "names @" << getKernel() << ", which does not exist";
+  if (isa<ModuleOp>(target)) // lowered: a module with the kernel's code
+    return success();
+  auto kernel = dyn_cast<KernelOp>(target);
+  if (!kernel)
+    return emitOpError() << "names @" << getKernel() << ", which is not a kernel";
+  if (kernel.getSymbols() != getSizes().getNumResults())
+    return emitOpError() << "binds " << getSizes().getNumResults() << " sizes but @" << getKernel()
+                         << " has " << kernel.getSymbols() << " symbols";
+  Block &body = kernel.getBody().front();
+  auto results = cast<YieldOp>(body.getTerminator()).getValues();
+  if (body.getNumArguments() != getNumOperands() || results.size() != getNumResults())
+    return emitOpError() << "has " << getNumOperands() << " operands and " << getNumResults()
+                         << " results but @" << getKernel() << " has "
+                         << body.getNumArguments() << " and " << results.size();
+  for (auto [i, pair] :
+       llvm::enumerate(llvm::zip(getOperandTypes(), body.getArgumentTypes())))
+    if (failed(verifyPassed(*this, std::get<0>(pair), std::get<1>(pair), "operand " + Twine(i))))
+      return failure();
+  for (auto [i, pair] : llvm::enumerate(llvm::zip(getResultTypes(), results.getTypes())))
+    if (failed(verifyPassed(*this, std::get<0>(pair), std::get<1>(pair), "result " + Twine(i))))
+      return failure();
+  return success();
+}
+
+#define GET_OP_CLASSES
+#include "shapejit/ShapeJitOps.cpp.inc"
