@@ -41,6 +41,21 @@ SHAPEJIT_API const void *shapejitShapeAttrDim(const void *attribute, intptr_t i)
   return shape.getDims()[i].getAsOpaquePointer();
 }
 
+// Access to integer sets, which the bindings cannot take out of their attribute.
+
+SHAPEJIT_API intptr_t shapejitIntegerSetSize(const void *attribute) {
+  return cast<IntegerSetAttr>(Attribute::getFromOpaquePointer(attribute))
+      .getValue()
+      .getNumConstraints();
+}
+
+SHAPEJIT_API const void *shapejitIntegerSetConstraint(const void *attribute, intptr_t i,
+                                                      int *isEquality) {
+  IntegerSet set = cast<IntegerSetAttr>(Attribute::getFromOpaquePointer(attribute)).getValue();
+  *isEquality = set.isEq(i);
+  return set.getConstraint(i).getAsOpaquePointer();
+}
+
 /// mlir-opt with the shapejit dialect; runs at most once a process.
 SHAPEJIT_API int shapejitOptMain(int argc, char **argv) {
   DialectRegistry registry;

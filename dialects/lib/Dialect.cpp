@@ -139,6 +139,24 @@ LogicalResult ShapeAttr::verifyEncoding(ArrayRef<int64_t> shape, Type,
   return success();
 }
 
+//===----------------------------------------------------------------------===//
+// BufferAttr
+//===----------------------------------------------------------------------===//
+
+Attribute BufferAttr::parse(AsmParser &parser, Type) {
+  StringRef space;
+  int64_t index = 0;
+  SMLoc loc = parser.getCurrentLocation();
+  if (parser.parseLess() || parser.parseKeyword(&space) || parser.parseInteger(index) ||
+      parser.parseGreater())
+    return {};
+  return parser.getChecked<BufferAttr>(loc, parser.getContext(), space, index);
+}
+
+void BufferAttr::print(AsmPrinter &printer) const {
+  printer << "<" << getSpace() << " " << getIndex() << ">";
+}
+
 LogicalResult BufferAttr::verify(function_ref<InFlightDiagnostic()> emitError, StringRef space,
                                  int64_t index) {
   if (space != "arena" && space != "output")

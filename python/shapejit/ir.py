@@ -17,7 +17,7 @@ from typing import Any
 import mlir.ir as ir
 
 from . import _native
-from .symbolic import Expr, map_exprs, to_map
+from .symbolic import Expr, map_exprs, product, to_map
 
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
@@ -74,6 +74,16 @@ def tensor_type(sizes: Sequence[Expr | int], element: Any) -> Any:
     exprs = [s if isinstance(s, Expr) else Expr.const(s) for s in sizes]
     static = [DYNAMIC if e.constant is None else e.constant for e in exprs]
     return ir.RankedTensorType.get(static, element, shape_attr(exprs))
+
+
+def element_bytes(element: Any) -> int:
+    """Bytes of an element in memory; a bool takes a whole one."""
+    return max(int(element.width), 8) // 8
+
+
+def bytes_of(type_: Any) -> Expr:
+    """Bytes that a tensor of this type takes in memory, as an expression of its symbols."""
+    return product(shape_of(type_)) * element_bytes(type_.element_type)
 
 
 # ---------------------------------------------------------------------------
@@ -274,6 +284,48 @@ def symbols(module: Any) -> list[Symbol]:
     return sorted(found, key=lambda s: s.id)
 
 
+@dataclass(frozen=True)
+class Relation:
+    """One line of a constraint: `expr` equals 0, or is at least 0."""
+
+    expr: Expr
+    is_equality: bool
+
+    def __str__(self) -> str:
+        return f"{self.expr} {'==' if self.is_equality else '>='} 0"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A ``shapejit.constraint``: all relations hold in every legal call."""
+
+    relations: tuple[Relation, ...]
+    reason: str | None
+    location: Any
+
+
+def constraints(module: Any) -> list[Constraint]:
+    """The constraints a module states, in program order."""
+    found = []
+    for op in operations(module_block(module)):
+        if op.name != "shapejit.constraint":
+            continue
+        address = _native.pointer(op.attributes["set"])
+        relations = []
+        for i in range(_native.lib.shapejitIntegerSetSize(address)):
+            is_equality = ctypes.c_int()
+            expr = _native.lib.shapejitIntegerSetConstraint(address, i, ctypes.byref(is_equality))
+            relations.append(
+                Relation(
+                    Expr.from_affine(_native.wrap(ir.AffineExpr, expr)), bool(is_equality.value)
+                )
+            )
+        has_reason = "reason" in op.attributes
+        reason = ir.StringAttr(op.attributes["reason"]).value if has_reason else None
+        found.append(Constraint(tuple(relations), reason, op.location))
+    return found
+
+
 def symbol_ranges(module: Any) -> dict[int, tuple[int, int | None]]:
     """Range of every symbol by id, as `Expr.bounds` and `Expr.simplify` take it."""
     return {s.id: (s.min, s.max) for s in symbols(module)}
@@ -291,6 +343,16 @@ def functions(module: Any) -> list[Any]:
         for op in operations(module_block(module))
         if op.name == "func.func" and len(op.regions[0].blocks)
     ]
+
+
+def argument_kind(function: Any, position: int) -> str:
+    """``"input"`` or ``"weight"``; an argument without the attribute is an input."""
+    if "arg_attrs" not in function.attributes:
+        return "input"
+    attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[position])
+    if "shapejit.kind" not in attributes:
+        return "input"
+    return str(ir.StringAttr(attributes["shapejit.kind"]).value)
 
 
 def kernels(module: Any) -> dict[str, Any]:

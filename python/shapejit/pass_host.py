@@ -114,9 +114,7 @@ def registered_passes() -> tuple[RegisteredPass, ...]:
 PassClass = TypeVar("PassClass", bound=type[Pass])
 
 
-def register_pass(
-    name: str, *, dialects: Sequence[str] = ()
-) -> Callable[[PassClass], PassClass]:
+def register_pass(name: str, *, dialects: Sequence[str] = ()) -> Callable[[PassClass], PassClass]:
     """Class decorator: registers a pass under `name` in MLIR's pass registry.
 
     Args:
@@ -132,7 +130,7 @@ def register_pass(
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         summary = (cls.__doc__ or "").strip().splitlines()[0]
         for field in fields:
-            if type(field.default) not in _OPTION_KINDS:
+            if _option_type(field) not in _OPTION_KINDS:
                 raise TypeError(f"{name}: option {field.name} must be an int, bool or str")
         for dialect in dialects:
             if not _native.lib.shapejitIsPassDialect(dialect.encode()):
@@ -142,6 +140,11 @@ def register_pass(
         return cls
 
     return register
+
+
+def _option_type(field: dataclasses.Field[Any]) -> type:
+    default: Any = field.default
+    return type(default)
 
 
 def _option_name(field: dataclasses.Field[Any]) -> str:
@@ -154,9 +157,9 @@ def _strings(values: Sequence[str]) -> Any:
 
 def _register_native(number: int, entry: RegisteredPass, dialects: Sequence[str]) -> None:
     initials = [
-        str(int(f.default)) if type(f.default) is bool else str(f.default) for f in entry.options
+        str(int(f.default)) if _option_type(f) is bool else str(f.default) for f in entry.options
     ]
-    kinds = [_OPTION_KINDS[type(f.default)] for f in entry.options]
+    kinds = [_OPTION_KINDS[_option_type(f)] for f in entry.options]
     _native.lib.shapejitRegisterPythonPass(
         ctypes.c_int64(number),
         entry.name.encode(),
@@ -174,19 +177,11 @@ def _register_native(number: int, entry: RegisteredPass, dialects: Sequence[str]
 
 
 def _parse_option(field: dataclasses.Field[Any], text: str) -> int | bool | str:
-    kind = type(field.default)
+    kind = _option_type(field)
     return text == "1" if kind is bool else int(text) if kind is int else text
 
 
-@ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_char_p),
-    ctypes.POINTER(ctypes.c_char_p),
-    ctypes.c_ssize_t,
-)
-def _run_callback(number: int, address: int, names: Any, values: Any, count: int) -> int:
+def _run(number: int, address: int, names: Any, values: Any, count: int) -> int:
     """Called by the C++ pass; 0 on success, 1 after an error was emitted."""
     try:
         entry = _passes[number]
@@ -201,12 +196,24 @@ def _run_callback(number: int, address: int, names: Any, values: Any, count: int
             entry.cls(**options).run(module)
         return 0
     except PassFailure as failure:
-        _native.lib.shapejitEmitError(_native.pointer(failure.op.operation), failure.message.encode())
-    except BaseException as error:
+        address = _native.pointer(failure.op.operation)
+        _native.lib.shapejitEmitError(address, failure.message.encode())
+    except BaseException as error:  # nothing may be raised into C++
         frame = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__}: {error} [{Path(frame.filename).name}:{frame.lineno}]"
         _native.lib.shapejitEmitError(address, message.encode())
     return 1
+
+
+# C++ keeps the pointer for the life of the process, and so this module keeps the thunk.
+_run_callback = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.c_ssize_t,
+)(_run)
 
 
 def run_pipeline(module: Any, pipeline: str, *, stage: str, verify: bool = True) -> None:

@@ -67,7 +67,7 @@ def ShapeJit_BufferAttr : ShapeJit_Attr<"Buffer", "buffer"> {
   }];
   let parameters = (ins StringRefParameter<"`arena` or `output`">:$space,
                         "int64_t":$index);
-  let assemblyFormat = "`<` $space $index `>`";
+  let hasCustomAssemblyFormat = 1;
   let genVerifyDecl = 1;
 }
 

@@ -1,0 +1,349 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""shapejit-verify-shapes: every size and index of the module is right at every legal size.
+
+Why: the verifiers of single ops see neither the symbols' ranges nor a launch's bindings. This pass
+does, so it can be run after any other to find the pass that broke a shape. It changes nothing.
+
+It checks that symbols have dense ids; that every ranked tensor carries its sizes; that only
+declared symbols are used; that no size is negative; that every index map stays inside its tensor;
+that attention writes each element of its result once; and that what is passed to a kernel has the
+number of elements that the kernel expects. (Result sizes follow from the iteration space in the
+op's own verifier.) A kernel is checked under the bindings of each of its launches.
+
+A statement is first tried as a proof over expressions. One that cannot be proved is tested at
+sample values of the symbols, and rejected if any of them is a counterexample: so an error always
+comes with the values that show it.
+
+Rejected::
+
+    shapejit.symbol @n {id = 0, min = 1, max = 8}
+    %0 = shapejit.view %x at affine_map<(d0) -> (d0 + 1)>
+        : tensor<?xf32, #shapejit.shape<[s0]>> -> tensor<?xf32, #shapejit.shape<[s0]>>
+
+    error: source: index 0 (d0 + 1) is 1 at (0), where s0 = 1; dimension 0 has size s0 = 1
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlir import ir
+
+from shapejit import ir as sir
+from shapejit.pass_host import Pass, PassFailure, register_pass
+from shapejit.passes.analysis.accesses import Access, RangeTable, Sizes, accesses
+from shapejit.passes.analysis.samples import Assignment, describe, sample_symbols
+from shapejit.symbolic import Expr, SymbolRanges, invert_map, map_exprs, product
+
+# Index tuples of one space that are tried at one sample.
+_MAX_POINTS: Final = 64
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the module says about its symbols."""
+
+    ids: frozenset[int]
+    representatives: Mapping[int, Expr]
+    ranges: SymbolRanges
+    samples: Sequence[Assignment]
+
+
+class Scope:
+    """A function, or a kernel under the bindings of one launch.
+
+    Args:
+      root: the func.func or shapejit.kernel.
+      declared: the symbols that may be used in it.
+      bindings: what these are in terms of the module's symbols.
+      facts: about the module's symbols.
+      note: ends every error, to say which launch it is about.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        declared: frozenset[int],
+        bindings: Mapping[int, Expr],
+        facts: Facts,
+        note: str = "",
+    ) -> None:
+        self.root = root
+        self._declared = declared
+        self._bindings = bindings
+        self._facts = facts
+        self._note = note
+        self.ranges = RangeTable(facts.ranges)
+        self._sizes: dict[Any, Sizes] = {}
+
+    def check(self) -> None:
+        """Checks every op inside. Raises PassFailure at the first that is wrong."""
+        for block in self.root.regions[0].blocks:
+            for i, argument in enumerate(block.arguments):
+                self._check_value(self.root, f"argument {i}", argument)
+        for op in sir.walk(self.root):
+            for i, result in enumerate(op.results):
+                self._check_value(op, f"result {i}", result)
+            self._check_symbols(op)
+            rule = _RULES.get(op.name)
+            if rule is not None:
+                rule(self, op)
+
+    def fail(self, op: Any, message: str) -> PassFailure:
+        """The error to raise."""
+        return PassFailure(op, message + self._note)
+
+    def resolve(self, expr: Expr) -> Expr:
+        """An expression of the op's symbols as one of the module's, equal symbols merged."""
+        return expr.substitute(symbols=self._bindings)
+
+    def sizes(self, type_: Any) -> Sizes:
+        """Resolved sizes of a tensor type."""
+        found = self._sizes.get(type_)
+        if found is None:
+            found = tuple(map(self.resolve, sir.shape_of(type_)))
+            self._sizes[type_] = found
+        return found
+
+    def resolve_all(self, exprs: Iterable[Expr]) -> Sizes:
+        """`resolve` for several."""
+        return tuple(map(self.resolve, exprs))
+
+    def counterexample(self, violated: Callable[[Assignment], bool]) -> Assignment | None:
+        """Legal values of the symbols that violate something."""
+        return next((values for values in self._facts.samples if violated(values)), None)
+
+    def samples(self) -> Sequence[Assignment]:
+        """Legal values of the symbols."""
+        return self._facts.samples
+
+    # Checks of every op ---------------------------------------------------------------------------
+
+    def _check_value(self, op: Any, name: str, value: Any) -> None:
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType) or type_ in self._sizes:
+            return
+        if not sir.has_shape(type_):
+            raise self.fail(
+                op, f"{name} has type {type_}; every ranked tensor carries a #shapejit.shape"
+            )
+        self._check_declared(op, name, sir.shape_of(type_))
+        for i, size in enumerate(self.sizes(type_)):
+            self.check_size(op, f"dimension {i} of {name}", size)
+
+    def check_size(self, op: Any, name: str, size: Expr) -> None:
+        if self.ranges.over(()).is_nonnegative(size):
+            return
+        values = self.counterexample(lambda values: size.evaluate(values) < 0)
+        if values is not None:
+            raise self.fail(
+                op, f"{name} has size {size} = {size.evaluate(values)} {describe([size], values)}"
+            )
+
+    def _check_symbols(self, op: Any) -> None:
+        for name in op.attributes:
+            attribute = op.attributes[name]
+            if name == "space":
+                self._check_declared(op, "the space", sir.attr_sizes(attribute))
+            maps = attribute if isinstance(attribute, ir.ArrayAttr) else [attribute]
+            for entry in maps:
+                if isinstance(entry, ir.AffineMapAttr):
+                    self._check_declared(op, f"'{name}'", map_exprs(entry.value))
+
+    def _check_declared(self, op: Any, name: str, exprs: Iterable[Expr]) -> None:
+        for expr in exprs:
+            unknown = sorted(expr.symbols() - self._declared)
+            if unknown:
+                where = "kernel" if op.name == "shapejit.kernel" or self._note else "module"
+                raise self.fail(
+                    op,
+                    f"{name} uses s{unknown[0]}, which the {where} does not declare; it declares "
+                    f"{_id_range(self._declared)}",
+                )
+
+
+def _id_range(ids: frozenset[int]) -> str:
+    if not ids:
+        return "no symbols"
+    return f"s0 to s{max(ids)}" if len(ids) > 1 else "s0"
+
+
+# Rules --------------------------------------------------------------------------------------------
+
+_RULES: dict[str, Callable[[Scope, Any], None]] = {}
+
+
+def _rule(*names: str) -> Callable[[Callable[[Scope, Any], None]], Callable[[Scope, Any], None]]:
+    def register(function: Callable[[Scope, Any], None]) -> Callable[[Scope, Any], None]:
+        _RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@_rule("shapejit.view", "shapejit.loop", "shapejit.gemm")
+def _mapped_op(scope: Scope, op: Any) -> None:
+    for access in accesses(op):
+        _check_access(scope, op, access)
+
+
+@_rule("shapejit.attention")
+def _attention(scope: Scope, op: Any) -> None:
+    _mapped_op(scope, op)
+    result = accesses(op)[-1]
+    exprs, space = scope.resolve_all(result.exprs), scope.resolve_all(result.space)
+    sizes = scope.sizes(result.value.type)
+    _check_count(scope, op, "the result", sizes, "attention computes", space)
+    if invert_map(exprs, sizes, space, scope.ranges.symbol_ranges) is not None:
+        return
+    for values in scope.samples():
+        written: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for point in _points(space, values):
+            index = tuple(e.evaluate(values, point) for e in exprs)
+            other = written.setdefault(index, point)
+            if other != point:
+                raise scope.fail(
+                    op,
+                    f"result: ({_list(exprs)}) writes {index} both at {other} and at {point}, "
+                    f"{describe([*exprs, *space], values)}; each element is written once",
+                )
+
+
+@_rule("shapejit.launch")
+def _launch(scope: Scope, op: Any) -> None:
+    module = scope.root.parent
+    name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+    kernel = sir.kernels(module).get(name)
+    if kernel is None:
+        return  # lowered already
+    local = scope.resolve_all(map_exprs(op.attributes["sizes"].value))
+    bindings = dict(enumerate(local))
+    for i, size in enumerate(local):
+        scope.check_size(op, f"s{i} of @{name}", size)
+    body = sir.body(kernel)
+    yielded = sir.operations(body)[-1].operands
+    passed = [(f"operand {i}", v) for i, v in enumerate(op.operands)]
+    passed += [(f"result {i}", v) for i, v in enumerate(op.results)]
+    for (what, outer), inner in zip(passed, [*body.arguments, *yielded], strict=True):
+        expected = [e.substitute(symbols=bindings) for e in sir.shape_of(inner)]
+        _check_count(scope, op, what, scope.sizes(outer.type), f"@{name} expects", expected)
+
+
+def _check_count(
+    scope: Scope, op: Any, what: str, sizes: Sequence[Expr], other: str, expected: Sequence[Expr]
+) -> None:
+    """The two shapes have equally many elements."""
+    have, want = product(sizes), product(expected)
+    if have == want:
+        return
+    values = scope.counterexample(lambda v: have.evaluate(v) != want.evaluate(v))
+    if values is not None:
+        raise scope.fail(
+            op,
+            f"{what} has {have} = {have.evaluate(values)} elements but {other} {want} = "
+            f"{want.evaluate(values)}, {describe([have, want], values)}",
+        )
+
+
+def _check_access(scope: Scope, op: Any, access: Access) -> None:
+    """Every index lies within its dimension."""
+    exprs, space = scope.resolve_all(access.exprs), scope.resolve_all(access.space)
+    ranges = scope.ranges.over(space)
+    for i, (index, size) in enumerate(zip(exprs, scope.sizes(access.value.type), strict=True)):
+        dim = index.dim_index
+        if dim is not None and space[dim] == size:
+            continue
+        if ranges.is_nonnegative(index) and ranges.is_nonnegative(size - 1 - index):
+            continue
+        for values in scope.samples():
+            for point in _points(space, values):
+                value, limit = index.evaluate(values, point), size.evaluate(values)
+                if not 0 <= value < limit:
+                    raise scope.fail(
+                        op,
+                        f"{access.name}: index {i} ({index}) is {value} at ({_list(point)}), "
+                        f"{describe([index, size, *space], values)}; dimension {i} has size "
+                        f"{size} = {limit}",
+                    )
+
+
+def _points(space: Sequence[Expr], values: Assignment) -> Iterator[tuple[int, ...]]:
+    """Points of a space: corners first, as an extreme index is mostly found at one."""
+    sizes = [size.evaluate(values) for size in space]
+    if any(size <= 0 for size in sizes):
+        return
+    ends = [sorted({0, size - 1}) for size in sizes]
+    yield from itertools.islice(itertools.product(*ends), _MAX_POINTS)
+    inner = [range(0, size, max(1, size // 5)) for size in sizes]
+    yield from itertools.islice(itertools.product(*inner), _MAX_POINTS)
+
+
+def _list(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+# The pass -----------------------------------------------------------------------------------------
+
+
+def _check_ids(module: Any) -> frozenset[int]:
+    """Ids are 0, 1, 2, .. in the order of declaration."""
+    ids: list[int] = []
+    for op in sir.operations(sir.module_block(module)):
+        if op.name == "shapejit.symbol":
+            found = ir.IntegerAttr(op.attributes["id"]).value
+            if found != len(ids):
+                raise PassFailure(op, f"symbol {len(ids)} of the module has id {found}")
+            ids.append(found)
+    return frozenset(ids)
+
+
+def _facts(module: Any) -> Facts:
+    ids = _check_ids(module)
+    representatives: dict[int, Expr] = {}
+    for symbol in sir.symbols(module):
+        if symbol.equal_to is not None:
+            other = Expr.symbol(symbol.equal_to)
+            representatives[symbol.id] = representatives.get(symbol.equal_to, other)
+    return Facts(ids, representatives, sir.symbol_ranges(module), sample_symbols(module))
+
+
+def _kernel_scopes(module: Any, facts: Facts) -> Iterator[Scope]:
+    """Each kernel once for each distinct binding of its symbols."""
+    kernels = sir.kernels(module)
+    seen: set[tuple[str, Sizes]] = set()
+    for op in (op for function in sir.functions(module) for op in sir.walk(function)):
+        if op.name != "shapejit.launch":
+            continue
+        name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+        sizes = map_exprs(op.attributes["sizes"].value)
+        local = tuple(e.substitute(symbols=facts.representatives) for e in sizes)
+        if name not in kernels or (name, local) in seen:
+            continue
+        seen.add((name, local))
+        bound = ", ".join(f"s{i} = {size}" for i, size in enumerate(local))
+        note = f" (in @{name}, launched with {bound})" if bound else f" (in @{name})"
+        ids = frozenset(range(len(local)))
+        yield Scope(kernels[name], ids, dict(enumerate(local)), facts, note)
+    for name, kernel in kernels.items():
+        if name not in {launched for launched, _ in seen}:
+            ids = frozenset(range(ir.IntegerAttr(kernel.attributes["symbols"]).value))
+            nothing_known = Facts(ids, {}, {}, [])
+            yield Scope(kernel, ids, {}, nothing_known, f" (in @{name}, never launched)")
+
+
+@register_pass("shapejit-verify-shapes")
+@dataclass(frozen=True)
+class VerifyShapes(Pass):
+    """Check every size, symbol and index map of the module."""
+
+    def run(self, module: Any) -> None:
+        facts = _facts(module)
+        for function in sir.functions(module):
+            Scope(function, facts.ids, facts.representatives, facts).check()
+        for scope in _kernel_scopes(module, facts):
+            scope.check()

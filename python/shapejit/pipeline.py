@@ -1,0 +1,221 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""The compiler, from an imported model to native code: read `STAGES` from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlir.ir as ir
+
+from . import ir as sir
+from . import passes
+from .artefacts import Artefacts, KernelInfo, PackSpec, WeightSpec
+from .codegen import HostTarget, compile_object, to_llvm_dialect
+from .cpu_features import host_target, target_info
+from .describe import describe_kernels
+from .errors import ErrorId
+from .knobs import knobs
+from .pass_host import PipelineError, run_pipeline
+
+if TYPE_CHECKING:
+    from .importer import ImportedModel
+    from .options import CompileOptions
+    from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Passes that run together, and whether the IR after them still carries shapes."""
+
+    name: str
+    pipeline: Callable[[HostTarget], str]
+    has_shapes: bool = True
+
+
+def _passes(text: str) -> Callable[[HostTarget], str]:
+    return lambda target: text.format(panel=target.panel, vector_bytes=target.vector_bytes)
+
+
+#: The middle end and the CPU back end, in order.
+STAGES: tuple[Stage, ...] = (
+    # One spelling for equal problems, so that later stages match and deduplicate.
+    Stage("canonicalize-shapes", _passes("shapejit-canonicalize-shapes,canonicalize,cse")),
+    # Reshapes, transposes and slices become index maps of the ops that read them.
+    Stage("fold-views", _passes("shapejit-fold-views,canonicalize,cse")),
+    # Pointwise loops move into their readers and into the epilogues of contractions.
+    Stage("inline-pointwise", _passes("shapejit-inline-pointwise,canonicalize,cse")),
+    # Weights get the layout that the micro-kernel streams.
+    Stage("pack-weights", _passes("shapejit-pack-weights{{panel={panel}}},canonicalize,cse")),
+    # What remains is grouped into kernels; equal ones are built once.
+    Stage("form-kernels", _passes("shapejit-form-kernels")),
+    # Kernels become loops and vector code.
+    Stage(
+        "lower-to-cpu",
+        _passes("shapejit-lower-to-cpu{{vector-bytes={vector_bytes}}}"),
+        has_shapes=False,
+    ),
+    # Launch results get their place, the launches become the host program.
+    Stage("plan-memory", _passes("shapejit-plan-memory"), has_shapes=False),
+    Stage("lower-to-host", _passes("shapejit-lower-to-host"), has_shapes=False),
+)
+
+#: Upstream's conversions follow these in every kernel's own module.
+_CODEGEN_PASSES = "shapejit-math-polynomials"
+
+
+def build(imported: ImportedModel, options: CompileOptions, progress: Progress) -> Artefacts:
+    """Compiles an imported model.
+
+    Args:
+        imported: the model; its module is consumed.
+        options: how to compile.
+        progress: receives the stages.
+
+    Raises:
+        ShapeJitError: SJ-INTERNAL-001 if a stage fails, with the command that repeats it.
+    """
+    passes.register_all()
+    target = host_target(options.target_cpu)
+    dump = _Dump(options.dump_to or knobs.dump_to)
+    verify = options.verify_each or knobs.verify_each
+    module = imported.module
+    dump.write("import", module)
+    kernels: tuple[KernelInfo, ...] = ()
+    packs: tuple[PackSpec, ...] = ()
+    weights = imported.weights
+    for stage in STAGES:
+        with progress.stage(stage.name):
+            run_stage(module, stage, target, verify=verify)
+        dump.write(stage.name, module)
+        if stage.name == "form-kernels":
+            kernels = describe_kernels(module)
+            packs = _packs(module)
+            weights = _weights_read(module, imported.weights)
+    objects = _generate(module, target, options, progress)
+    return Artefacts(
+        objects=objects,
+        target=target_info(target),
+        symbols=imported.symbols,
+        parameters=imported.parameters,
+        inputs=imported.inputs,
+        weights=weights,
+        packs=packs,
+        outputs=imported.outputs,
+        output_tree=imported.output_tree,
+        kernels=kernels,
+        constraints=imported.constraints,
+    )
+
+
+def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = False) -> None:
+    """Runs one stage on a module, in place.
+
+    Args:
+        verify: re-derive every shape afterwards, where the IR still carries them.
+
+    Raises:
+        ShapeJitError: SJ-INTERNAL-001 names the stage, what the pass said and the command that
+            repeats the failure.
+    """
+    pipeline = stage.pipeline(target)
+    if verify and stage.has_shapes:
+        pipeline += ",shapejit-verify-shapes"
+    try:
+        run_pipeline(module, pipeline, stage=stage.name)
+    except PipelineError as error:
+        raise ErrorId.SJ_INTERNAL_001.error(
+            stage=stage.name, reason=error.diagnostics.strip(), reproduction=error.command
+        ) from error
+
+
+# ---------------------------------------------------------------------------
+# Weights
+# ---------------------------------------------------------------------------
+
+
+def _weight_arguments(module: Any) -> list[Any]:
+    """The function's arguments that are weights, in order."""
+    function = sir.functions(module)[0]
+    arguments = sir.body(function).arguments
+    return [a for i, a in enumerate(arguments) if sir.argument_kind(function, i) == "weight"]
+
+
+def _packs(module: Any) -> tuple[PackSpec, ...]:
+    """The packed weights, in the order in which the host program expects them."""
+    numbers = {argument: i for i, argument in enumerate(_weight_arguments(module))}
+    found = []
+    for op in sir.operations(sir.body(sir.functions(module)[0])):
+        if op.name == "shapejit.pack":
+            dim, panel = (ir.IntegerAttr(op.attributes[name]).value for name in ("dim", "panel"))
+            found.append(PackSpec(numbers[op.operands[0]], dim, panel))
+    return tuple(found)
+
+
+def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpec, ...]:
+    """The weights, with note of those of which only packed copies are read."""
+    specs = []
+    for spec, argument in zip(weights, _weight_arguments(module), strict=True):
+        in_place = any(user.name != "shapejit.pack" for user, _ in sir.users(argument))
+        specs.append(
+            WeightSpec(spec.name, spec.dtype, spec.shape, spec.constant, read_in_place=in_place)
+        )
+    return tuple(specs)
+
+
+# ---------------------------------------------------------------------------
+# Code generation
+# ---------------------------------------------------------------------------
+
+
+def _generate(
+    module: Any, target: HostTarget, options: CompileOptions, progress: Progress
+) -> tuple[bytes, ...]:
+    """One object for every kernel and one for the host program, built side by side."""
+    parts = [op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module"]
+    threads = min(knobs.compile_threads(), len(parts))
+    with (
+        progress.stage("codegen", steps=len(parts)) as stage,
+        ThreadPoolExecutor(threads, thread_name_prefix="shapejit-codegen") as pool,
+    ):
+
+        def compile_part(part: Any) -> bytes:
+            data = compile_object(part, target, options.opt_level)
+            stage.advance()
+            return data
+
+        futures = []
+        for part in parts:
+            # MLIR's passes hold the interpreter lock, so they run here, one part after the
+            # other, while LLVM compiles the parts before in the pool.
+            run_pipeline(part, _CODEGEN_PASSES, stage="codegen")
+            to_llvm_dialect(part)
+            futures.append(pool.submit(compile_part, part))
+        return tuple(future.result() for future in futures)
+
+
+# ---------------------------------------------------------------------------
+# Dumps
+# ---------------------------------------------------------------------------
+
+
+class _Dump:
+    """Writes the IR after each stage into a folder, if there is one."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = Path(folder) if folder else None
+        self._count = 0
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, stage: str, module: Any) -> None:
+        if self._folder is None:
+            return
+        path = self._folder / f"{self._count:02d}-{stage}.mlir"
+        path.write_text(module.operation.get_asm(enable_debug_info=True, pretty_debug_info=True))
+        self._count += 1
