@@ -3,8 +3,8 @@
 
 """shapejit-lower-to-cpu: kernels as functions of upstream dialects, ready for LLVM.
 
-Why: a kernel is compiled once and must serve every size, so its function takes bare pointers and the
-kernel's symbols, and all loops, blocks and edges are computed from those. Each kernel becomes a
+Why: a kernel is compiled once and must serve every size, so its function takes bare pointers and
+the kernel's symbols, and all loops, blocks and edges are computed from those. Each kernel becomes a
 module of its own, hence an object of its own: equal kernels are built once, different ones in
 parallel. Contractions run on packed blocks through register micro-kernels, loops as plain scalar
 code for LLVM's vectoriser; see `shapejit.passes.cpu`. Launches stay as they are.
@@ -34,8 +34,8 @@ After::
       }
     }
 
-Arguments are the kernel's, then its results, then its symbols. Inputs may be the same memory; a result
-shares memory with nothing else. Bools are bytes. Scratch is on the stack, of fixed size.
+Arguments are the kernel's, then its results, then its symbols. Inputs may be the same memory; a
+result shares memory with nothing else. Bools are bytes. Scratch is on the stack, of fixed size.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.cpu.attention import emit_attention
+from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.gemm import emit_gemm
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.loops import emit_loops
@@ -140,7 +141,7 @@ def lower_kernel(op: Any, vector_bytes: int) -> Any:
         with function.body():
             try:
                 _RULES[last.name](KernelOps(op, function), ops)
-            except ValueError as error:
+            except LoweringError as error:
                 raise PassFailure(last, str(error)) from error
     op.erase()
     return module
@@ -158,8 +159,6 @@ class LowerToCpu(Pass):
 
     def run(self, module: Any) -> None:
         if self.vector_bytes not in (16, 32, 64):
-            raise PassFailure(
-                module, f"vector-bytes must be 16, 32 or 64, got {self.vector_bytes}"
-            )
+            raise PassFailure(module, f"vector-bytes must be 16, 32 or 64, got {self.vector_bytes}")
         for op in sir.kernels(module).values():
             lower_kernel(op, self.vector_bytes)

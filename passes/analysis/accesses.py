@@ -1,0 +1,118 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""How operations read and write tensors: one `Access` for each index map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mlir import ir
+
+from shapejit import ir as sir
+from shapejit.symbolic import Expr, map_exprs
+
+Sizes: TypeAlias = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor that an operation reads or writes through an index map.
+
+    Attributes:
+      name: the operand or result in the words of the dialect: "input 0", "lhs", "mask".
+      value: the tensor, an ir.Value.
+      operand: the operand's number; None for a result.
+      position: of the map in the op's `maps`; None for a view's only map.
+      exprs: the index of each dim of the tensor, over the dims of `space`.
+      space: sizes of the map's dims.
+    """
+
+    name: str
+    value: Any
+    operand: int | None
+    position: int | None
+    exprs: tuple[Expr, ...]
+    space: Sizes
+
+
+def accesses(op: Any) -> list[Access]:
+    """Every access of a view, loop, gemm or attention in the order of its maps; else none."""
+    rule = _RULES.get(op.name)
+    return rule(op) if rule is not None else []
+
+
+def set_access(op: Any, access: Access, value: Any, exprs: Sequence[Expr]) -> None:
+    """Makes `op` read `value` at `exprs` (or write there, for a result; `value` is not used)."""
+    if access.operand is not None:
+        op.operands[access.operand] = value
+    affine_map = sir.make_map(len(access.space), exprs)
+    if access.position is None:
+        op.attributes["map"] = ir.AffineMapAttr.get(affine_map)
+        return
+    maps = sir.op_maps(op)
+    maps[access.position] = affine_map
+    op.attributes["maps"] = sir.maps_attr(maps)
+
+
+def space_of(op: Any) -> Sizes:
+    """Sizes of the iteration space of a loop, gemm or attention."""
+    return sir.attr_sizes(op.attributes["space"])
+
+
+def weight_count(gemm: Any) -> int:
+    """The number of weights of a gemm: 1, or 2 for a gated pair."""
+    segments: Sequence[int] = ir.DenseI32ArrayAttr(gemm.attributes["operandSegmentSizes"])
+    return segments[1]
+
+
+def _view(op: Any) -> list[Access]:
+    exprs = map_exprs(op.attributes["map"].value)
+    return [Access("source", op.operands[0], 0, None, exprs, sir.shape_of(op.results[0]))]
+
+
+def _loop(op: Any) -> list[Access]:
+    space, inputs = space_of(op), len(op.operands)
+    names = [f"input {i}" for i in range(inputs)] + [f"result {i}" for i in range(len(op.results))]
+    return _mapped(op, names, [space] * len(names))
+
+
+def _gemm(op: Any) -> list[Access]:
+    space, weights = space_of(op), weight_count(op)
+    extras = len(op.operands) - 1 - weights
+    names = [
+        "lhs",
+        *(f"weight {i}" for i in range(weights)),
+        *(f"extra {i}" for i in range(extras)),
+    ]
+    return _mapped(op, names, [space] * (1 + weights) + [space[:-1]] * extras)
+
+
+def _attention(op: Any) -> list[Access]:
+    b, h, m, n, d, dv = space_of(op)
+    names, spaces = ["q", "k", "v"], [(b, h, m, d), (b, h, n, d), (b, h, n, dv)]
+    if len(op.operands) == len(names) + 1:
+        names.append("mask")
+        spaces.append((b, h, m, n))
+    return _mapped(op, [*names, "result"], [*spaces, (b, h, m, dv)])
+
+
+def _mapped(op: Any, names: Sequence[str], spaces: Sequence[Sizes]) -> list[Access]:
+    values = [*op.operands, *op.results]
+    operands = len(op.operands)
+    return [
+        Access(name, value, i if i < operands else None, i, map_exprs(affine_map), space)
+        for i, (name, value, affine_map, space) in enumerate(
+            zip(names, values, sir.op_maps(op), spaces, strict=False)
+        )
+    ]
+
+
+_RULES: dict[str, Callable[[Any], list[Access]]] = {
+    "shapejit.view": _view,
+    "shapejit.loop": _loop,
+    "shapejit.gemm": _gemm,
+    "shapejit.attention": _attention,
+}

@@ -1,0 +1,616 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention on the CPU: blocks of queries against blocks of keys, with an online softmax.
+
+    for each batch and head
+      for m0, a block of queries
+        pack scale * Q                                   maximum = -inf, total = 0, sums = 0
+        for n0, a block of keys that some query sees
+          pack K (transposed, in panels) and V (in panels)
+          for each group of queries
+            scores = Q * K                               micro-kernel
+            mask, causality, end of the keys             -inf where a query does not see a key
+            maximum, total; scores = exp(scores - maximum); sums and total rescaled
+            sums += scores * V                           micro-kernel
+        result = sums / total                            0 where total is 0: no key was seen
+
+Scratch is of fixed size, whatever the lengths. All tensors are read through index maps: head
+splits, grouped queries and broadcast masks are maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, math, vector
+
+from shapejit.passes.cpu.indexing import Indexer, Size, Value
+from shapejit.passes.cpu.kernel import KernelFunction
+from shapejit.passes.cpu.memory import Access, Buffer
+from shapejit.passes.cpu.micro import MicroKernel
+from shapejit.passes.cpu.packing import Block, pack_panel, pack_rows
+from shapejit.passes.cpu.scalars import (
+    Type,
+    combine,
+    compute_type,
+    constant,
+    fastmath,
+    identity,
+    is_bool,
+)
+from shapejit.symbolic import Expr
+
+MAX_HEAD_SIZE = 256
+"""The largest size of a query or value vector that scratch is laid out for."""
+
+_QUERY, _KEY, _INNER = 2, 3, 3  # dims of the accesses: (b, h, m, d), (b, h, n, d), (b, h, m, n)
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Attention over a space (batch, heads, queries m, keys n, head size d, value size dv).
+
+    Attributes:
+        space: the sizes.
+        q: over (b, h, m, d).
+        k: over (b, h, n, d).
+        v: over (b, h, n, dv).
+        result: over (b, h, m, dv).
+        scale: factor of the scores.
+        mask: over (b, h, m, n), or None: bools that are true where a query may look, or numbers
+            to add to the scaled scores.
+        causal: offset o over the kernel's symbols: query m sees key n when n <= m + o; None: all.
+    """
+
+    space: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
+    q: Access
+    k: Access
+    v: Access
+    result: Access
+    scale: float
+    mask: Access | None = None
+    causal: Expr | None = None
+
+    @property
+    def compute(self) -> Type:
+        """The type that scores are computed in."""
+        return compute_type(self.q.buffer.element)
+
+
+def emit_attention(kernel: KernelFunction, problem: AttentionProblem) -> None:
+    """Emits attention into the body of a kernel."""
+    sizes = [size.constant for size in problem.space[4:]]
+    if any(size is None or size > MAX_HEAD_SIZE for size in sizes):
+        _PlainAttention(kernel, problem).emit()
+    else:
+        _BlockedAttention(kernel, problem).emit()
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Block sizes, in elements.
+
+    Attributes:
+        lanes: elements of a vector.
+        queries: queries whose sums are held at once.
+        group: queries that are scored at once.
+        keys: keys of a block.
+        head, value: head size and padded value size.
+        rows: micro-kernels by rows: (rows, panels at once).
+    """
+
+    lanes: int
+    queries: int
+    group: int
+    keys: int
+    head: int
+    value: int
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return 2 * self.lanes
+
+    # Strides of rows in scratch; padded so that rows do not fall on the same cache sets.
+    @property
+    def q_stride(self) -> int:
+        return self.head + 8
+
+    @property
+    def score_stride(self) -> int:
+        return self.keys + self.lanes
+
+    @property
+    def sum_stride(self) -> int:
+        return self.value + self.lanes
+
+
+_KEY_BLOCK = 128
+# Queries and their sums should stay in the second-level cache with the keys and values of a block.
+_QUERY_BYTES = 1 << 16
+_ROWS_32 = ((1, 2), (2, 2), (4, 2), (8, 1), (12, 1))
+_ROWS_16 = ((1, 2), (2, 2), (4, 1), (6, 1))
+
+
+def _blocks(kernel: KernelFunction, problem: AttentionProblem) -> _Blocks:
+    head, value = (size.constant for size in problem.space[4:])
+    assert head is not None and value is not None
+    lanes = kernel.lanes(problem.compute)
+    rows = _ROWS_32 if kernel.vector_bytes == 64 else _ROWS_16
+    group = 2 * rows[-1][0]
+    width = 2 * lanes
+    per_query = max(head, value, 1) * problem.compute.width // 8
+    count = min(max(_QUERY_BYTES // per_query, 4 * group), 16 * group)
+    return _Blocks(
+        lanes=lanes,
+        queries=count // group * group,
+        group=group,
+        keys=_KEY_BLOCK,
+        head=max(head, 1),
+        value=-(-max(value, 1) // width) * width,
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """A block of keys against a block of queries.
+
+    Attributes:
+        fixed: batch and head.
+        m0, n0: first query and key.
+        queries, keys: how many of each.
+    """
+
+    fixed: dict[int, Size]
+    m0: Expr
+    n0: Expr
+    queries: Expr
+    keys: Expr
+
+
+class _BlockedAttention:
+    def __init__(self, kernel: KernelFunction, problem: AttentionProblem) -> None:
+        self._kernel, self._problem, self._indexer = kernel, problem, kernel.indexer
+        self._blocks = blocks = _blocks(kernel, problem)
+        self._type = problem.compute
+        self._vector = ir.VectorType.get([blocks.lanes], self._type)
+
+        def scratch(count: int) -> Buffer:
+            return kernel.scratch(count, problem.compute)
+
+        self._q = scratch(blocks.queries * blocks.q_stride)
+        self._k = scratch(blocks.keys * blocks.head)
+        self._v = scratch(blocks.keys * blocks.value)
+        self._scores = scratch(blocks.group * blocks.score_stride)
+        self._sums = scratch(blocks.queries * blocks.sum_stride)
+        self._maxima = scratch(blocks.queries)
+        self._totals = scratch(blocks.queries)
+        boolean = ir.IntegerType.get_signless(1)
+        self._fresh, self._added = constant(boolean, 1), constant(boolean, 0)
+
+    def emit(self) -> None:
+        batch, heads, queries = self._problem.space[:3]
+
+        def head(indices: list[Expr]) -> None:
+            fixed: dict[int, Size] = dict(enumerate(indices))
+
+            def block(m0: Expr, _: list[Value]) -> Sequence[Value]:
+                count = self._indexer.minimum(self._blocks.queries, queries - m0)
+                self._queries(fixed, m0, count)
+                return ()
+
+            self._indexer.loop(0, queries, block, step=self._blocks.queries)
+
+        self._indexer.nest((batch, heads), head)
+
+    def _queries(self, fixed: dict[int, Size], m0: Expr, count: Expr) -> None:
+        problem, blocks, indexer = self._problem, self._blocks, self._indexer
+        scale = constant(self._type, problem.scale)
+        block = Block(problem.q, fixed, _QUERY, _INNER, m0, 0)
+        padded = self._padded(count)
+        pack_rows(
+            indexer,
+            block,
+            count,
+            padded,
+            problem.space[4],
+            self._q,
+            blocks.q_stride,
+            convert=lambda value: arith.mulf(value, scale),
+        )
+        self._clear(padded)
+        visible = self._visible_keys(m0, count)
+
+        def keys(n0: Expr, _: list[Value]) -> Sequence[Value]:
+            length = indexer.minimum(blocks.keys, visible - n0)
+            self._keys(_Keys(fixed, m0, n0, count, length))
+            return ()
+
+        indexer.loop(0, visible, keys, step=blocks.keys)
+        self._finish(fixed, m0, count)
+
+    def _padded(self, count: Expr) -> Expr:
+        """Queries rounded up to whole micro-kernels; at most a group more than there are."""
+        rows = self._blocks.rows[-1][0]
+        return self._indexer.simplify((count + rows - 1) // rows * rows)
+
+    def _visible_keys(self, m0: Expr, count: Expr) -> Expr:
+        """How many keys the last of the queries sees; the others see no more."""
+        keys = self._problem.space[3]
+        if self._problem.causal is None:
+            return keys
+        return _clamp(self._indexer, m0 + count + self._problem.causal, keys)
+
+    def _clear(self, queries: Expr) -> None:
+        """Nothing seen yet."""
+        blocks, indexer = self._blocks, self._indexer
+        lowest, zero = identity("max", self._type), constant(self._type, 0.0)
+
+        def query(row: Expr, _: list[Value]) -> Sequence[Value]:
+            self._maxima.store(lowest, indexer.value(row))
+            self._totals.store(zero, indexer.value(row))
+
+            def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+                self._sums.store(zero, indexer.value(row * blocks.sum_stride + index))
+                return ()
+
+            indexer.loop(0, blocks.value, column)
+            return ()
+
+        indexer.loop(0, queries, query)
+
+    def _keys(self, block: _Keys) -> None:
+        self._pack(block)
+
+        def group(start: Expr, _: list[Value]) -> Sequence[Value]:
+            rows = self._indexer.minimum(self._blocks.group, block.queries - start)
+            self._score(block, start, rows)
+            self._softmax(block, start, rows)
+            self._weigh(block, start, rows)
+            return ()
+
+        self._indexer.loop(0, block.queries, group, step=self._blocks.group)
+
+    def _pack(self, block: _Keys) -> None:
+        problem, blocks, indexer = self._problem, self._blocks, self._indexer
+        width, head, value = blocks.width, *problem.space[4:]
+
+        def key_panel(start: Expr, _: list[Value]) -> Sequence[Value]:
+            source = Block(problem.k, block.fixed, _INNER, 2, 0, block.n0 + start)
+            target = start * blocks.head
+            pack_panel(
+                indexer, source, head, block.keys - start, self._k, target, width, blocks.lanes
+            )
+            return ()
+
+        def value_panel(start: Expr, _: list[Value]) -> Sequence[Value]:
+            source = Block(problem.v, block.fixed, 2, _INNER, block.n0, start)
+            target = start * blocks.keys
+            pack_panel(
+                indexer, source, block.keys, value - start, self._v, target, width, blocks.lanes
+            )
+            return ()
+
+        indexer.loop(0, block.keys, key_panel, step=width)
+        indexer.loop(0, value, value_panel, step=width)
+
+    def _score(self, block: _Keys, start: Expr, rows: Expr) -> None:
+        """scores = Q * K for a group of queries, all panels of the block of keys."""
+        blocks = self._blocks
+        panels = self._indexer.simplify((block.keys + blocks.width - 1) // blocks.width)
+
+        def micro(row: Expr, chosen: Sequence[Expr], count: int) -> None:
+            kernel = self._micro_kernel(count, len(chosen), blocks.q_stride, blocks.score_stride)
+            kernel.call(
+                self._kernel.micro_kernel(kernel),
+                self._indexer,
+                (self._q, (start + row) * blocks.q_stride),
+                (self._k, [panel * (blocks.head * blocks.width) for panel in chosen]),
+                (
+                    self._scores,
+                    [row * blocks.score_stride + panel * blocks.width for panel in chosen],
+                ),
+                self._problem.space[4],
+                self._fresh,
+            )
+
+        self._rows(rows, panels, micro)
+
+    def _weigh(self, block: _Keys, start: Expr, rows: Expr) -> None:
+        """sums += scores * V for a group of queries."""
+        blocks = self._blocks
+
+        def micro(row: Expr, chosen: Sequence[Expr], count: int) -> None:
+            kernel = self._micro_kernel(count, len(chosen), blocks.score_stride, blocks.sum_stride)
+            kernel.call(
+                self._kernel.micro_kernel(kernel),
+                self._indexer,
+                (self._scores, row * blocks.score_stride),
+                (self._v, [panel * (blocks.keys * blocks.width) for panel in chosen]),
+                (
+                    self._sums,
+                    [(start + row) * blocks.sum_stride + panel * blocks.width for panel in chosen],
+                ),
+                block.keys,
+                self._added,
+            )
+
+        self._rows(rows, Expr.const(blocks.value // blocks.width), micro)
+
+    def _micro_kernel(self, rows: int, panels: int, a_stride: int, c_stride: int) -> MicroKernel:
+        return MicroKernel(
+            element=self._type,
+            lanes=self._blocks.lanes,
+            rows=rows,
+            panels=panels,
+            vectors=2,
+            a_stride=a_stride,
+            b_step=self._blocks.width,
+            c_stride=c_stride,
+        )
+
+    def _rows(
+        self, rows: Expr, panels: Expr, micro: Callable[[Expr, Sequence[Expr], int], None]
+    ) -> None:
+        """Calls ``micro(first row, panels, rows)`` for all rows and panels.
+
+        Whole micro-kernels run past the last row into padding, except that one row alone, as in
+        decoding, has a micro-kernel of its own.
+        """
+        indexer, most = self._indexer, self._blocks.rows[-1][0]
+
+        def all_panels(row: Expr, count: int, at_once: int) -> None:
+            def group(first: Expr, _: list[Value]) -> Sequence[Value]:
+                others = (indexer.minimum(first + i, panels - 1) for i in range(1, at_once))
+                micro(row, [first, *others], count)
+                return ()
+
+            indexer.loop(0, panels, group, step=at_once)
+
+        def many() -> None:
+            def block(row: Expr, _: list[Value]) -> Sequence[Value]:
+                all_panels(row, most, 1)
+                return ()
+
+            indexer.loop(0, rows, block, step=most)
+
+        def single() -> None:
+            all_panels(Expr.const(0), *self._blocks.rows[0])
+
+        if rows.constant is not None:
+            (single if rows.constant == 1 else many)()
+            return
+        indexer.when(indexer.compare("eq", rows, 1), single)
+        indexer.when(indexer.compare("ne", rows, 1), many)
+
+    # Softmax --------------------------------------------------------------------------------------
+
+    def _softmax(self, block: _Keys, start: Expr, rows: Expr) -> None:
+        def query(row: Expr, _: list[Value]) -> Sequence[Value]:
+            if self._problem.mask is not None:
+                self._apply_mask(self._problem.mask, block, start, row)
+            maximum = self._row_maximum(block, start, row)
+            self._row_exponentials(block, start, row, maximum)
+            return ()
+
+        self._indexer.loop(0, rows, query)
+
+    def _apply_mask(self, mask: Access, block: _Keys, start: Expr, row: Expr) -> None:
+        """Adds a mask to a row of scores, or makes them -inf where a bool mask is false."""
+        indexer = self._indexer
+
+        def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+            dims = {**block.fixed, _QUERY: block.m0 + start + row, _KEY: block.n0 + index}
+            offset = indexer.value(row * self._blocks.score_stride + index)
+            score = _masked(self._scores.load(offset), mask.load(indexer, dims))
+            self._scores.store(score, offset)
+            return ()
+
+        indexer.loop(0, block.keys, column)
+
+    def _row_maximum(self, block: _Keys, start: Expr, row: Expr) -> Value:
+        """The maximum of a row of scores; those that the query does not see become -inf."""
+        indexer, blocks = self._indexer, self._blocks
+        lowest = identity("max", self._type)
+        lowest_vector = vector.broadcast(self._vector, lowest)
+        i32 = ir.IntegerType.get_signless(32)
+        counts = ir.VectorType.get([blocks.lanes], i32)
+        numbers = [ir.IntegerAttr.get(i32, i) for i in range(blocks.lanes)]
+        lanes = arith.constant(counts, ir.DenseElementsAttr.get(numbers, counts))
+
+        def spread(position: Size) -> Value:
+            return vector.broadcast(counts, arith.index_cast(i32, indexer.value(position)))
+
+        limit = spread(self._row_limit(block, start, row))
+
+        def step(column: Expr, maxima: list[Value]) -> Sequence[Value]:
+            result = []
+            for i, maximum in enumerate(maxima):
+                position = column + i * blocks.lanes
+                offset = indexer.value(row * blocks.score_stride + position)
+                number = arith.addi(spread(position), lanes)
+                seen = arith.cmpi(arith.CmpIPredicate.slt, number, limit)
+                score = self._scores.load_vector(self._vector, offset)
+                score = arith.select(seen, score, lowest_vector)
+                self._scores.store_vector(score, offset)
+                result.append(combine("max", maximum, score))
+            return result
+
+        maxima = indexer.loop(
+            0, block.keys, step, step=blocks.width, init=[lowest_vector, lowest_vector]
+        )
+        both = combine("max", maxima[0], maxima[1])
+        kind = ir.Attribute.parse("#vector.kind<maximumf>")
+        return vector.reduction(self._type, kind, both, fastmath=fastmath("reassoc,nsz"))
+
+    def _row_limit(self, block: _Keys, start: Expr, row: Expr) -> Expr:
+        """How many keys of the block the query sees."""
+        if self._problem.causal is None:
+            return block.keys
+        seen = block.m0 + start + row + self._problem.causal + 1 - block.n0
+        return _clamp(self._indexer, seen, block.keys)
+
+    def _row_exponentials(self, block: _Keys, start: Expr, row: Expr, found: Value) -> None:
+        """scores = exp(scores - maximum), with what was summed before scaled to the new maximum."""
+        indexer, blocks = self._indexer, self._blocks
+        place = indexer.value(start + row)
+        old = self._maxima.load(place)
+        maximum = combine("max", old, found)
+        self._maxima.store(maximum, place)
+        # While nothing was seen all is -inf, and -inf - -inf would be NaN.
+        lowest, zero = identity("max", self._type), constant(self._type, 0.0)
+        nothing = arith.cmpf(arith.CmpFPredicate.OEQ, maximum, lowest)
+        base = arith.select(nothing, zero, maximum)
+        base_vector = vector.broadcast(self._vector, base)
+
+        def step(column: Expr, totals: list[Value]) -> Sequence[Value]:
+            result = []
+            for i, total in enumerate(totals):
+                offset = indexer.value(row * blocks.score_stride + column + i * blocks.lanes)
+                score = self._scores.load_vector(self._vector, offset)
+                weight = math.exp(arith.subf(score, base_vector))
+                self._scores.store_vector(weight, offset)
+                result.append(arith.addf(total, weight))
+            return result
+
+        zeros = vector.broadcast(self._vector, zero)
+        sums = indexer.loop(0, block.keys, step, step=blocks.width, init=[zeros, zeros])
+        kind = ir.Attribute.parse("#vector.kind<add>")
+        both = arith.addf(*sums)
+        total = vector.reduction(self._type, kind, both, fastmath=fastmath("reassoc"))
+        rescale = math.exp(arith.subf(old, base))
+        self._totals.store(arith.addf(arith.mulf(self._totals.load(place), rescale), total), place)
+
+        def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+            offset = indexer.value((start + row) * blocks.sum_stride + index)
+            self._sums.store(arith.mulf(self._sums.load(offset), rescale), offset)
+            return ()
+
+        indexer.loop(0, blocks.value, column)
+
+    def _finish(self, fixed: dict[int, Size], m0: Expr, count: Expr) -> None:
+        indexer, blocks, problem = self._indexer, self._blocks, self._problem
+        zero, one = constant(self._type, 0.0), constant(self._type, 1.0)
+
+        def query(row: Expr, _: list[Value]) -> Sequence[Value]:
+            total = self._totals.load(indexer.value(row))
+            nothing = arith.cmpf(arith.CmpFPredicate.OEQ, total, zero)
+            factor = arith.select(nothing, zero, arith.divf(one, total))
+
+            def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+                total_value = self._sums.load(indexer.value(row * blocks.sum_stride + index))
+                dims = {**fixed, _QUERY: m0 + row, _INNER: index}
+                problem.result.store(indexer, arith.mulf(total_value, factor), dims)
+                return ()
+
+            indexer.loop(0, problem.space[5], column)
+            return ()
+
+        indexer.loop(0, count, query)
+
+
+class _PlainAttention:
+    """The same online softmax one query and one key at a time: for head sizes without a bound."""
+
+    def __init__(self, kernel: KernelFunction, problem: AttentionProblem) -> None:
+        self._problem, self._indexer, self._type = problem, kernel.indexer, problem.compute
+        self._sums = kernel.scratch(MAX_HEAD_SIZE, problem.compute)
+
+    def emit(self) -> None:
+        def query(indices: list[Expr]) -> None:
+            value_size = self._problem.space[5]
+
+            def block(start: Expr, _: list[Value]) -> Sequence[Value]:
+                width = self._indexer.minimum(MAX_HEAD_SIZE, value_size - start)
+                self._block(dict(enumerate(indices)), start, width)
+                return ()
+
+            self._indexer.loop(0, value_size, block, step=MAX_HEAD_SIZE)
+
+        self._indexer.nest(self._problem.space[:3], query)
+
+    def _each(self, width: Expr, update: Callable[[Expr, Value], Value]) -> None:
+        """``sums[c] = update(c, sums[c])`` for c < width."""
+
+        def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+            offset = self._indexer.value(index)
+            self._sums.store(update(index, self._sums.load(offset)), offset)
+            return ()
+
+        self._indexer.loop(0, width, column)
+
+    def _block(self, dims: dict[int, Size], start: Expr, width: Expr) -> None:
+        """Values [start, start + width) of one query's result."""
+        problem, indexer = self._problem, self._indexer
+        zero, one = constant(self._type, 0.0), constant(self._type, 1.0)
+        lowest = identity("max", self._type)
+        self._each(width, lambda _, __: zero)
+
+        def key(n: Expr, carried: list[Value]) -> Sequence[Value]:
+            old, total = carried
+            score = self._score(dims, n)
+            maximum = combine("max", old, score)
+            nothing = arith.cmpf(arith.CmpFPredicate.OEQ, maximum, lowest)
+            base = arith.select(nothing, zero, maximum)
+            rescale, weight = (math.exp(arith.subf(value, base)) for value in (old, score))
+
+            def update(index: Expr, value: Value) -> Value:
+                at = {0: dims[0], 1: dims[1], 2: n, _INNER: start + index}
+                new = arith.mulf(weight, problem.v.load(indexer, at))
+                return arith.addf(arith.mulf(value, rescale), new)
+
+            self._each(width, update)
+            return maximum, arith.addf(arith.mulf(total, rescale), weight)
+
+        keys = problem.space[3]
+        if problem.causal is not None:
+            keys = _clamp(indexer, dims[_QUERY] + problem.causal + 1, keys)
+        _, total = indexer.loop(0, keys, key, init=[lowest, zero])
+        nothing = arith.cmpf(arith.CmpFPredicate.OEQ, total, zero)
+        factor = arith.select(nothing, zero, arith.divf(one, total))
+
+        def finish(index: Expr, value: Value) -> Value:
+            result = arith.mulf(value, factor)
+            problem.result.store(indexer, result, {**dims, _INNER: start + index})
+            return value
+
+        self._each(width, finish)
+
+    def _score(self, dims: dict[int, Size], n: Expr) -> Value:
+        problem, indexer = self._problem, self._indexer
+
+        def step(index: Expr, sums: list[Value]) -> Sequence[Value]:
+            query = problem.q.load(indexer, {**dims, _INNER: index})
+            key = problem.k.load(indexer, {0: dims[0], 1: dims[1], 2: n, _INNER: index})
+            return [combine("add", sums[0], arith.mulf(query, key))]
+
+        [dot] = indexer.loop(0, problem.space[4], step, init=[constant(self._type, 0.0)])
+        score = arith.mulf(dot, constant(self._type, problem.scale))
+        if problem.mask is None:
+            return score
+        return _masked(score, problem.mask.load(indexer, {**dims, _KEY: n}))
+
+
+def _clamp(indexer: Indexer, value: Size, limit: Expr) -> Expr:
+    """``value``, which may be negative, limited to [0, limit]."""
+    zero = indexer.constant(0)
+    return indexer.compute(
+        lambda number, most: arith.minsi(arith.maxsi(number, zero), most),
+        value,
+        limit,
+        size=limit + 1,
+    )
+
+
+def _masked(score: Value, mask: Value) -> Value:
+    """A score with its mask applied: -inf where a bool is false, or a number added."""
+    if is_bool(mask.type):
+        return arith.select(mask, score, identity("max", score.type))
+    if mask.type != score.type:
+        convert = arith.extf if mask.type.width < score.type.width else arith.truncf
+        mask = convert(score.type, mask)
+    return arith.addf(score, mask)

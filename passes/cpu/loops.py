@@ -1,0 +1,213 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels made of loops: pointwise ops, reductions, and clusters of both that share rows.
+
+Everything is emitted as plain scalar loops, innermost dims contiguous wherever maps allow, for
+LLVM's vectoriser. Several loops that reduce the last dims of common rows (softmax, norms) become
+one pass over the rows, see `rows`. Any other kernel is one nest for each loop that must be in
+memory; pointwise loops between them are evaluated where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shapejit.passes.cpu.errors import LoweringError
+from shapejit.passes.cpu.evaluate import Evaluator, Key, Loop, LoopKernel, Place, Write
+from shapejit.passes.cpu.indexing import Indexer, Value
+from shapejit.passes.cpu.kernel import KernelFunction
+from shapejit.passes.cpu.memory import Buffer
+from shapejit.passes.cpu.reduce import Reduction, emit_reductions
+from shapejit.passes.cpu.rows import emit_rows, shared_rows
+from shapejit.passes.cpu.scalars import byte_width, combine, compute_type
+from shapejit.symbolic import Expr, product
+
+MAX_STACK_BYTES = 1 << 16
+"""The largest tensor that a kernel keeps on the stack between two of its loops."""
+
+# Columns reduced side by side when the reduced dims are the outer ones.
+_COLUMN_BLOCK = 64
+
+
+_DimsBody: TypeAlias = Callable[[dict[int, Expr]], None]
+
+
+def emit_loops(kernel: KernelFunction, loops: LoopKernel) -> None:
+    """Emits loops into the body of a kernel.
+
+    Raises:
+        LoweringError: a tensor between two loops is too large, or of unknown size, for the
+            stack.
+    """
+    rows = shared_rows(loops)
+    if rows is not None:
+        emit_rows(kernel, loops, rows)
+        return
+    nests = _Nests(kernel, loops)
+    for loop in loops.loops:
+        nests.emit(loop)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Memory that a result is written to, and the result's place in its loop's yields."""
+
+    place: Place
+    write: Write
+    position: int
+
+
+class _Nests:
+    """One nest after the other; results that are read later are in memory."""
+
+    def __init__(self, kernel: KernelFunction, loops: LoopKernel) -> None:
+        self._kernel, self._loops, self._indexer = kernel, loops, kernel.indexer
+        self._evaluator = Evaluator(loops, kernel.indexer)
+        self._outputs: dict[Key, list[Buffer]] = {}
+        for key, buffer in loops.outputs:
+            self._outputs.setdefault(key, []).append(buffer)
+
+    def emit(self, loop: Loop) -> None:
+        """Emits what a loop must write, by reduced dims: results reduced alike share a nest."""
+        groups: dict[frozenset[int], list[_Target]] = {}
+        for position, write in enumerate(loop.writes):
+            kept = frozenset(dim for index in write.indices for dim in index.dims())
+            for place in self._memory(loop, write):
+                groups.setdefault(kept, []).append(_Target(place, write, position))
+        for kept, targets in groups.items():
+            with self._evaluator.scope():
+                self._group(loop, sorted(kept), targets)
+        for targets in groups.values():
+            for target in targets:
+                self._evaluator.keep(target.write.tensor, target.place)
+
+    def _memory(self, loop: Loop, write: Write) -> list[Place]:
+        """Where a result goes: outputs; else, for a reduction, the stack; else nowhere."""
+        shape = self._loops.result_shape(loop, write)
+        if write.tensor in self._outputs:
+            return [Place(buffer, shape) for buffer in self._outputs[write.tensor]]
+        if write.kind is None:
+            return []
+        count = product(shape).constant
+        if count is None or count * byte_width(write.element) > MAX_STACK_BYTES:
+            sizes = ", ".join(map(str, shape))
+            raise LoweringError(
+                f"reads a reduction of shape [{sizes}] of the same kernel at rows other than its "
+                f"own; that requires at most {MAX_STACK_BYTES} bytes of known size"
+            )
+        return [Place(self._kernel.scratch(max(count, 1), write.element), shape)]
+
+    def _group(self, loop: Loop, kept: list[int], targets: list[_Target]) -> None:
+        rank = len(loop.space)
+        reduced = [dim for dim in range(rank) if dim not in kept]
+        if not reduced:
+            self._pointwise(loop, targets)
+        elif kept and kept[-1] > reduced[-1]:
+            self._column_reduction(loop, kept, reduced, targets)
+        else:
+            self._row_reduction(loop, kept, reduced, targets)
+
+    def _nest(self, loop: Loop, dims: Sequence[int], body: _DimsBody) -> None:
+        sizes = [loop.space[dim] for dim in dims]
+        self._indexer.nest(sizes, lambda indices: body(dict(zip(dims, indices, strict=True))))
+
+    def _values(self, loop: Loop, dims: dict[int, Expr], targets: list[_Target]) -> list[Value]:
+        values = self._evaluator.results(loop, tuple(dims[dim] for dim in range(len(loop.space))))
+        return [values[target.position] for target in targets]
+
+    def _store(self, target: _Target, value: Value, dims: dict[int, Expr]) -> None:
+        indices = [index.substitute(dims=dims) for index in target.write.indices]
+        target.place.buffer.store(value, self._indexer.value(target.place.offset(indices)))
+
+    def _pointwise(self, loop: Loop, targets: list[_Target]) -> None:
+        def body(dims: dict[int, Expr]) -> None:
+            with self._evaluator.scope():
+                values = self._values(loop, dims, targets)
+                for target, value in zip(targets, values, strict=True):
+                    self._store(target, value, dims)
+
+        order = list(range(len(loop.space)))
+        # The dim that is last in memory goes innermost.
+        last = targets[0].write.indices[-1].dim_index if targets[0].write.indices else None
+        if last is not None and last != order[-1]:
+            order.append(order.pop(last))
+        self._nest(loop, order, body)
+
+    def _row_reduction(
+        self, loop: Loop, kept: list[int], reduced: list[int], targets: list[_Target]
+    ) -> None:
+        """The reduced dims innermost, sums in SSA values."""
+        reductions = [_reduction(target.write) for target in targets]
+
+        def row(dims: dict[int, Expr]) -> None:
+            def contribution(indices: list[Expr]) -> Sequence[Value]:
+                with self._evaluator.scope():
+                    inner = dict(zip(reduced, indices, strict=True))
+                    return self._values(loop, {**dims, **inner}, targets)
+
+            sizes = [loop.space[dim] for dim in reduced]
+            totals = emit_reductions(self._indexer, sizes, reductions, contribution)
+            for target, total in zip(targets, totals, strict=True):
+                self._store(target, total, dims)
+
+        self._nest(loop, kept, row)
+
+    def _column_reduction(
+        self, loop: Loop, kept: list[int], reduced: list[int], targets: list[_Target]
+    ) -> None:
+        """The last dim is kept: a block of it is reduced side by side, sums in stack buffers."""
+        *outer, column = kept
+        reductions = [_reduction(target.write) for target in targets]
+        sums = [self._kernel.scratch(_COLUMN_BLOCK, reduction.type) for reduction in reductions]
+        indexer = self._indexer
+
+        def row(dims: dict[int, Expr]) -> None:
+            def block(start: Expr, _: list[Value]) -> Sequence[Value]:
+                width = indexer.minimum(_COLUMN_BLOCK, loop.space[column] - start)
+                _fill(indexer, width, sums, [reduction.identity for reduction in reductions])
+
+                def step(inner: dict[int, Expr]) -> None:
+                    def element(offset: Expr, _: list[Value]) -> Sequence[Value]:
+                        at = {**dims, **inner, column: start + offset}
+                        with self._evaluator.scope():
+                            values = self._values(loop, at, targets)
+                        where = indexer.value(offset)
+                        for buffer, reduction, value in zip(sums, reductions, values, strict=True):
+                            total = combine(reduction.kind, buffer.load(where), value)
+                            buffer.store(total, where)
+                        return ()
+
+                    indexer.loop(0, width, element)
+
+                self._nest(loop, reduced, step)
+
+                def finish(offset: Expr, _: list[Value]) -> Sequence[Value]:
+                    for target, buffer in zip(targets, sums, strict=True):
+                        value = buffer.load(indexer.value(offset))
+                        self._store(target, value, {**dims, column: start + offset})
+                    return ()
+
+                indexer.loop(0, width, finish)
+                return ()
+
+            indexer.loop(0, loop.space[column], block, step=_COLUMN_BLOCK)
+
+        self._nest(loop, outer, row)
+
+
+def _reduction(write: Write) -> Reduction:
+    assert write.kind is not None, "a result that lacks dims has a kind"
+    return Reduction(write.kind, compute_type(write.element))
+
+
+def _fill(
+    indexer: Indexer, count: Expr, buffers: Sequence[Buffer], values: Sequence[Value]
+) -> None:
+    def element(offset: Expr, _: list[Value]) -> Sequence[Value]:
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.store(value, indexer.value(offset))
+        return ()
+
+    indexer.loop(0, count, element)

@@ -1,0 +1,222 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Copies of operand blocks into the scratch layouts that micro-kernels read.
+
+`pack_rows` makes A blocks (rows of a fixed stride), `pack_panel` a panel of B (for each k one row
+of `width` columns). Edges end here: row and column indices past the last one are clamped, so that
+the scratch holds copies of real elements there, whose products are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import vector
+
+from shapejit.passes.cpu.indexing import Indexer, Size, Value
+from shapejit.passes.cpu.memory import Access, Buffer
+from shapejit.symbolic import Expr
+
+Dims = Mapping[int, Size]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A two-dimensional block of a tensor that is accessed through a map.
+
+    Attributes:
+        source: the tensor.
+        fixed: values of the dims that do not move within the block.
+        row_dim, column_dim: the dims that move.
+        row, column: where the block starts in them.
+    """
+
+    source: Access
+    fixed: Dims
+    row_dim: int
+    column_dim: int
+    row: Size
+    column: Size
+
+    def at(self, row: Size, column: Size) -> Expr:
+        """Linear offset of an element of the block."""
+        moving = {self.row_dim: self.row + row, self.column_dim: self.column + column}
+        return self.source.at({**self.fixed, **moving})
+
+    def is_contiguous(self, dim: int) -> bool:
+        """Whether the next element in a dim is the next in memory."""
+        stride = self.source.offset.stride(dim)
+        return stride is not None and stride.constant == 1
+
+    @property
+    def transposed(self) -> Block:
+        return Block(self.source, self.fixed, self.column_dim, self.row_dim, self.column, self.row)
+
+
+def pack_rows(
+    indexer: Indexer,
+    block: Block,
+    rows: Size,
+    padded_rows: Size,
+    columns: Size,
+    target: Buffer,
+    stride: int,
+    start: Size = 0,
+    convert: Callable[[Value], Value] = lambda value: value,
+) -> None:
+    """``target[start + r*stride + c] = convert(block[min(r, rows - 1), c])`` for r < padded_rows.
+
+    Plain loops: LLVM makes them vector copies or calls of memcpy.
+    """
+
+    def row_body(row: Expr, _: list[Value]) -> Sequence[Value]:
+        source_row = indexer.minimum(row, Expr.const(-1) + rows)
+
+        def element(column: Expr, _: list[Value]) -> Sequence[Value]:
+            value = convert(block.source.buffer.load(indexer.value(block.at(source_row, column))))
+            target.store(value, indexer.value(start + row * stride + column))
+            return ()
+
+        indexer.loop(0, columns, element)
+        return ()
+
+    indexer.loop(0, padded_rows, row_body)
+
+
+def pack_panel(
+    indexer: Indexer,
+    block: Block,
+    k: Size,
+    columns: Size,
+    target: Buffer,
+    start: Size,
+    width: int,
+    lanes: int,
+) -> None:
+    """``target[start + q*width + c] = block[q, min(c, columns - 1)]`` for q < k and c < width.
+
+    Rows of the block are k, columns are those of the panel. ``columns`` (at least 1) may exceed
+    the width. ``width`` must be a multiple of ``lanes``.
+    """
+    vectors = block.source.buffer.is_plain and block.source.buffer.element == target.element
+    if vectors and block.is_contiguous(block.row_dim) and width % lanes == 0:
+        _transpose_panel(indexer, block, k, columns, target, start, width, lanes)
+        return
+    if not (vectors and block.is_contiguous(block.column_dim)):
+        _copy_panel(indexer, block, 0, k, columns, target, start, width)
+        return
+    whole = (columns - Expr.const(width)).constant
+    if whole is None:
+        indexer.when(
+            indexer.compare("sge", columns, width),
+            lambda: _move_panel(indexer, block, k, target, start, width, lanes),
+        )
+        indexer.when(
+            indexer.compare("slt", columns, width),
+            lambda: _copy_panel(indexer, block, 0, k, columns, target, start, width),
+        )
+    elif whole >= 0:
+        _move_panel(indexer, block, k, target, start, width, lanes)
+    else:
+        _copy_panel(indexer, block, 0, k, columns, target, start, width)
+
+
+def _copy_panel(
+    indexer: Indexer,
+    block: Block,
+    first: Size,
+    k: Size,
+    columns: Size,
+    target: Buffer,
+    start: Size,
+    width: int,
+) -> None:
+    """`pack_panel` element by element, from row ``first`` of the block on."""
+
+    def column_body(column: Expr, _: list[Value]) -> Sequence[Value]:
+        source_column = indexer.minimum(column, Expr.const(-1) + columns)
+
+        def element(row: Expr, _: list[Value]) -> Sequence[Value]:
+            value = block.source.buffer.load(indexer.value(block.at(row, source_column)))
+            target.store(value, indexer.value(start + row * width + column))
+            return ()
+
+        indexer.loop(first, k, element)
+        return ()
+
+    indexer.loop(0, width, column_body)
+
+
+def _move_panel(
+    indexer: Indexer, block: Block, k: Size, target: Buffer, start: Size, width: int, lanes: int
+) -> None:
+    """`pack_panel` of a whole panel whose columns are contiguous."""
+    type_ = ir.VectorType.get([lanes], target.element)
+
+    def row_body(row: Expr, _: list[Value]) -> Sequence[Value]:
+        for column in range(0, width, lanes):
+            value = block.source.buffer.load_vector(type_, indexer.value(block.at(row, column)))
+            target.store_vector(value, indexer.value(start + row * width + column))
+        return ()
+
+    indexer.loop(0, k, row_body)
+
+
+def _transpose_panel(
+    indexer: Indexer,
+    block: Block,
+    k: Size,
+    columns: Size,
+    target: Buffer,
+    start: Size,
+    width: int,
+    lanes: int,
+) -> None:
+    """`pack_panel` where each column is contiguous in k: squares are transposed in registers."""
+    type_ = ir.VectorType.get([lanes], target.element)
+    whole = indexer.simplify((k + Expr.const(0)) // lanes * lanes)
+
+    def strip(strip_start: Expr, _: list[Value]) -> Sequence[Value]:
+        offsets = [
+            block.at(0, indexer.minimum(strip_start + c, Expr.const(-1) + columns))
+            for c in range(lanes)
+        ]
+
+        def square(row: Expr, _: list[Value]) -> Sequence[Value]:
+            columns_ = [
+                block.source.buffer.load_vector(type_, indexer.value(offset + row))
+                for offset in offsets
+            ]
+            for i, value in enumerate(transpose(columns_)):
+                position = start + (row + i) * width + strip_start
+                target.store_vector(value, indexer.value(position))
+            return ()
+
+        indexer.loop(0, whole, square, step=lanes)
+        return ()
+
+    indexer.loop(0, width, strip, step=lanes)
+    if (whole - k) != Expr.const(0):
+        _copy_panel(indexer, block, whole, k, columns, target, start, width)
+
+
+def transpose(rows: Sequence[Value]) -> list[Value]:
+    """Transposes a square matrix held as vectors; their number is a power of two.
+
+    At each step the off-diagonal blocks of every pair of rows that lie ``size`` apart are swapped.
+    """
+    count = len(rows)
+    result = list(rows)
+    size = 1
+    while size < count:
+        low = [i if not i & size else count + i - size for i in range(count)]
+        high = [i + size if not i & size else count + i for i in range(count)]
+        for i in range(count):
+            if not i & size:
+                upper, lower = result[i], result[i + size]
+                result[i] = vector.shuffle(upper, lower, low)
+                result[i + size] = vector.shuffle(upper, lower, high)
+        size *= 2
+    return result

@@ -1,0 +1,4 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""What ``shapejit-inline-pointwise`` and ``shapejit-form-kernels`` are made of."""

@@ -1,0 +1,211 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""Which operations of a function run as one kernel, and in what order kernels run.
+
+A *row cluster* is a set of loops over the same rows: the leading dims of one space, of which at
+least one loop reduces all the others. Softmax, norms with the sums before them, and embeddings with
+their norm are row clusters; each row is then read once. Every other operation is a kernel of its
+own.
+
+A loop joins the cluster of a loop that makes one of its inputs if
+
+* both run over one space, or the loop only over its rows (the mean, from the sum);
+* it reads what the cluster makes at its own row and column, or a scalar of its own row;
+* it reduces, if it does, to the rows of the cluster;
+* no value leaves the cluster and comes back through another kernel.
+
+One row in all is no cluster: its loops could not be spread over threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shapejit import ir as sir
+from shapejit.passes.fusion.codec import Codec, Sizes, dims
+from shapejit.symbolic import product
+
+KERNEL_OPS: Final = frozenset({"shapejit.loop", "shapejit.gemm", "shapejit.attention"})
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation of a function and those that make what it reads.
+
+    Attributes:
+        op: the operation.
+        inputs: the values that it reads as operands.
+        captured: the values that its body reads.
+        producers: nodes of the operations that make these.
+    """
+
+    op: Any
+    inputs: list[Any]
+    captured: list[Any]
+    producers: list[Node]
+
+
+@dataclass(eq=False)
+class Group:
+    """Operations that run as one kernel, in program order, or one that needs none.
+
+    Attributes:
+        nodes: the operations.
+        space: of the loops with columns; None if no loop can join.
+        rows: how many leading dims are the rows; None as long as no loop reduces.
+    """
+
+    nodes: list[Node]
+    space: Sizes | None = None
+    rows: int | None = None
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether the group needs a kernel; views and packs of weights do not."""
+        return self.nodes[0].op.name in KERNEL_OPS
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A loop as part of a row cluster: its space, and its rows if it reduces."""
+
+    space: Sizes
+    rows: int | None
+
+
+def row_form(loop: Any, codec: Codec) -> RowForm | None:
+    """How a loop fits into a row cluster; None if it fits into none."""
+    space = codec.space(loop)
+    kept: set[int] = set()
+    results = codec.maps(loop)[len(loop.operands) :]
+    for indices, kind in zip(results, sir.kinds(loop), strict=True):
+        if indices != dims(len(indices)):
+            return None
+        if kind != "none":
+            kept.add(len(indices))
+    if not kept:
+        return RowForm(space, None)
+    if len(kept) > 1:
+        return None
+    (rows,) = kept
+    return None if product(space[:rows]).constant == 1 else RowForm(space, rows)
+
+
+def graph(function: Any) -> list[Node]:
+    """The operations of a function but its terminator, in program order."""
+    nodes: list[Node] = []
+    made: dict[Any, Node] = {}
+    for op in sir.operations(sir.body(function))[:-1]:
+        inputs = list(op.operands)
+        captured = sir.captured_values(op) if len(op.regions) else []
+        producers = dict.fromkeys(made[v] for v in (*inputs, *captured) if v in made)
+        node = Node(op, inputs, captured, list(producers))
+        made.update(dict.fromkeys(op.results, node))
+        nodes.append(node)
+    return nodes
+
+
+class Grouping:
+    """Groups of the nodes of a function."""
+
+    def __init__(self, nodes: Sequence[Node], codec: Codec) -> None:
+        self._codec = codec
+        self._group: dict[Node, Group] = {}
+        self._maker = {value: node for node in nodes for value in node.op.results}
+        self._position = {node: number for number, node in enumerate(nodes)}
+        for node in nodes:
+            self._place(node)
+        self._dissolve()
+
+    def groups(self) -> list[Group]:
+        """All groups, each after those that make what it reads."""
+        last = {self._group[node]: position for node, position in self._position.items()}
+        ordered: dict[Group, None] = {}
+
+        def visit(group: Group) -> None:
+            if group in ordered:
+                return
+            for before in sorted(self._needs(group), key=last.__getitem__):
+                visit(before)
+            ordered[group] = None
+
+        for group in sorted(last, key=last.__getitem__):
+            visit(group)
+        return list(ordered)
+
+    # Construction ---------------------------------------------------------------------------------
+
+    def _place(self, node: Node) -> None:
+        """Puts a node into the groups that it can join, which become one, or into its own."""
+        form = row_form(node.op, self._codec) if node.op.name == "shapejit.loop" else None
+        own = Group([node]) if form is None else Group([node], form.space, form.rows)
+        self._group[node] = own
+        if form is None:
+            return
+        for group in reversed(list(dict.fromkeys(self._group[p] for p in node.producers))):
+            if self._may_join(own, group) and not self._is_cyclic(own, group):
+                own = self._merged(own, group)
+
+    def _may_join(self, own: Group, other: Group) -> bool:
+        """Whether the group of the newest node and one that it reads from form one cluster."""
+        if other.space is None or own.space is None:
+            return False
+        rows = other.rows if own.rows is None else own.rows
+        if other.rows is not None and other.rows != rows:
+            return False
+        is_rows = own.rows is None and rows is not None and own.space == other.space[:rows]
+        if own.space != other.space and not is_rows:
+            return False
+        ranks = {len(other.space), rows}
+        return self._reads_own_row(own, other, ranks) and self._reads_own_row(other, own, ranks)
+
+    def _reads_own_row(self, reader: Group, maker: Group, ranks: set[int | None]) -> bool:
+        """Whether what one group reads from the other is at the loops' own row and column."""
+        for node in reader.nodes:
+            maps = self._codec.maps(node.op)
+            for value, indices in zip(node.inputs, maps, strict=False):
+                own_place = len(indices) in ranks and indices == dims(len(indices))
+                if self._makes(maker, value) and not own_place:
+                    return False
+            if any(self._makes(maker, value) for value in node.captured):
+                return False
+        return True
+
+    def _makes(self, group: Group, value: Any) -> bool:
+        node = self._maker.get(value)
+        return node is not None and self._group[node] is group
+
+    def _merged(self, own: Group, other: Group) -> Group:
+        """`other` with the nodes of `own`."""
+        other.rows = own.rows if other.rows is None else other.rows
+        other.nodes = sorted([*other.nodes, *own.nodes], key=self._position.__getitem__)
+        for node in own.nodes:
+            self._group[node] = other
+        return other
+
+    def _is_cyclic(self, *groups: Group) -> bool:
+        """Whether a value that leaves the groups would come back to them."""
+        pending = [need for group in groups for need in self._needs(group) if need not in groups]
+        seen: set[Group] = set()
+        while pending:
+            group = pending.pop()
+            if group in groups:
+                return True
+            if group not in seen:
+                seen.add(group)
+                pending.extend(self._needs(group))
+        return False
+
+    def _needs(self, group: Group) -> set[Group]:
+        """The other groups that a group reads from."""
+        return {self._group[p] for node in group.nodes for p in node.producers} - {group}
+
+    def _dissolve(self) -> None:
+        """Gives each operation of a group that reduces nothing a group of its own."""
+        for group in set(self._group.values()):
+            if group.rows is None and len(group.nodes) > 1:
+                for node in group.nodes:
+                    self._group[node] = Group([node])

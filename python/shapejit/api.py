@@ -1,0 +1,165 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The two calls of the package: `compile` a model, `load` a saved program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shapejit.archive import load
+from shapejit.cpu_features import host_target
+from shapejit.errors import ErrorId, join_names, quote
+from shapejit.knobs import warn_of_unknown_variables
+from shapejit.options import CompileOptions
+from shapejit.program import Program
+from shapejit.progress import Progress
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["compile", "load"]
+
+_IMPORT = "import"
+_TARGETS = ("auto", "cpu", "cuda")
+
+
+def compile(
+    model_or_path: nn.Module | ExportedProgram | str | os.PathLike[str],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: str = "auto",
+    options: CompileOptions = CompileOptions(),  # noqa: B008 - frozen
+    **option_overrides: Any,
+) -> Program:
+    """Compile a model once, for every size that its inputs may have. ::
+
+        program = shapejit.compile(
+            model.eval(), (ids, mask),
+            dynamic_shapes={"ids": {0: batch, 1: seq}, "mask": {0: batch, 1: seq}},
+        )
+        with torch.no_grad():
+            program(other_ids, other_mask)
+
+    Args:
+        model_or_path: a module in eval mode, an exported program, or the path of a saved program
+            (which is then loaded; see `load`).
+        args, kwargs: an example call of a module; what they hold but tensors stays constant.
+        dynamic_shapes: which sizes vary, as in torch.export; a dim may also be a triple
+            ``(min, opt, max)``. Sizes not named stay as in the example.
+        target: "auto" follows the device of weights and example inputs; nothing is ever moved.
+        options: how to compile.
+        **option_overrides: single fields of `options`, by name.
+
+    Raises:
+        ShapeJitError: the model, its example call or an option cannot be compiled as asked.
+    """
+    warn_of_unknown_variables()
+    options = options.override(**option_overrides)
+    if isinstance(model_or_path, (str, os.PathLike)):
+        if args or kwargs or dynamic_shapes is not None:
+            raise ErrorId.SJ_ARG_008.error(
+                kind="a saved program",
+                rule="takes no example call and no dynamic_shapes",
+                remedy="Leave them out, or pass the model instead of the path",
+            )
+        return load(model_or_path)
+    # Loading a program, above, does without torch.export.
+    from torch.export import ExportedProgram
+
+    if not isinstance(model_or_path, (nn.Module, ExportedProgram)):
+        raise ErrorId.SJ_ARG_007.error(kind=_kind_of(model_or_path))
+    if isinstance(model_or_path, Program):
+        raise ErrorId.SJ_ARG_007.error(kind="a program that is compiled already")
+    if args is None and kwargs is None and isinstance(model_or_path, nn.Module):
+        raise ErrorId.SJ_ARG_008.error(
+            kind="a module",
+            rule="needs an example call",
+            remedy="Pass args=(...) and, if the model takes keywords, kwargs={...}",
+        )
+    _check_target(target, _named_tensors(model_or_path, args, kwargs))
+    host_target(options.target_cpu)
+    return _compile(model_or_path, args, kwargs, dynamic_shapes, options)
+
+
+def _compile(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    options: CompileOptions,
+) -> Program:
+    # They bring torch.export's machinery and torch-mlir, which loading a program does not need.
+    from shapejit import importer, pipeline
+
+    with Progress() as progress:
+        with progress.stage(_IMPORT):
+            imported = importer.import_model(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        artefacts = pipeline.build(imported, options, progress)
+    seconds = {**imported.seconds, **progress.seconds}
+    del seconds[_IMPORT]  # its parts are listed
+    artefacts = dataclasses.replace(artefacts, compile_seconds=seconds)
+    return Program(artefacts, imported.weight_tensors, free_original=options.free_original)
+
+
+def _kind_of(value: Any) -> str:
+    name = type(value).__qualname__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _check_target(target: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Check that all tensors are on one device, that `target` is that device, and that it is CPU.
+
+    Raises:
+        DeviceError: weights and inputs are on several devices (SJ-DEVICE-002).
+        TargetError: unknown or unavailable target, or not where the tensors are.
+    """
+    if target not in _TARGETS:
+        raise ErrorId.SJ_TARGET_002.error(target=target, targets=join_names(_TARGETS, "or"))
+    devices: dict[torch.device, str] = {}
+    for name, tensor in tensors:
+        devices.setdefault(tensor.device, name)
+    if len(devices) > 1:
+        listed = ", ".join(f"{device} ({name})" for device, name in devices.items())
+        raise ErrorId.SJ_DEVICE_002.error(devices=listed)
+    device = next(iter(devices), torch.device("cpu" if target == "auto" else target))
+    if target not in ("auto", device.type):
+        raise ErrorId.SJ_TARGET_003.error(target=target, device=device)
+    if device.type == "cuda":
+        raise ErrorId.SJ_TARGET_001.error(
+            target="cuda",
+            missing="the NVIDIA back end (kernels, memory and graphs) is not part of it",
+            remedy='Move model and inputs to the CPU and use target="cpu"',
+        )
+    if device.type != "cpu":
+        raise ErrorId.SJ_TARGET_001.error(
+            target=device.type,
+            missing="there is no back end for that kind of device",
+            remedy="Move model and inputs to the CPU",
+        )
+
+
+def _named_tensors(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Weights and example inputs, each with a name for messages."""
+    if not isinstance(model, nn.Module):
+        for name, value in (*model.state_dict.items(), *model.constants.items()):
+            if isinstance(value, Tensor):
+                yield f"weight {quote(name)}", value
+        return
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        yield f"weight {quote(name)}", weight
+    for position, value in enumerate(pytree.tree_leaves((args, kwargs))):
+        if isinstance(value, Tensor):
+            yield f"example input {position}", value

@@ -1,0 +1,283 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What compilation produces: native code, and all that is known about calling it.
+
+`Artefacts` is the hand-over from the pipeline to `shapejit.program.Program` and to the archive.
+It holds no tensors and no MLIR: dtypes are torch's names ("float32"), sizes are `Expr` over the
+module's symbols, structures are torch's treespecs. So it turns into JSON and back.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from shapejit.symbolic import Expr
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
+
+Sizes = tuple[Expr, ...]
+Scalar = bool | int | float | str | None
+
+ENTRY_RUN = "shapejit_run"
+ENTRY_PLAN = "shapejit_plan"
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How a derived symbol follows from those before it: ``kind(lhs, rhs)``."""
+
+    kind: Literal["max", "min", "floordiv", "ceildiv", "mod"]
+    lhs: Expr
+    rhs: Expr
+
+    def evaluate(self, symbols: Sequence[int]) -> int:
+        """The value, given those of the symbols before it."""
+        lhs, rhs = self.lhs.evaluate(symbols=symbols), self.rhs.evaluate(symbols=symbols)
+        return _DERIVATIONS[self.kind](lhs, rhs)
+
+
+_DERIVATIONS: dict[str, Callable[[int, int], int]] = {
+    "max": max,
+    "min": min,
+    "floordiv": operator.floordiv,
+    "ceildiv": lambda lhs, rhs: -(-lhs // rhs),
+    "mod": operator.mod,
+}
+
+
+@dataclass(frozen=True)
+class SymbolSpec:
+    """One module symbol; its id is its place in `Artefacts.symbols`.
+
+    Attributes:
+        name: the user's name of the dim.
+        min, max: range that a call may use, both included; no `max` means unbounded.
+        opt: size to expect most, a hint.
+        divisor: every value is a multiple of it.
+        equal_to: id of the symbol that this one was merged into.
+        derived: how the host program computes it, for one that no input determines.
+    """
+
+    name: str
+    min: int = 0
+    max: int | None = None
+    opt: int | None = None
+    divisor: int = 1
+    equal_to: int | None = None
+    derived: Derivation | None = None
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor among the flattened inputs of a call.
+
+    Attributes:
+        path: the argument as the user writes it: ``ids``, ``batch["ids"]``, ``states[0]``.
+        dtype: torch's name of the dtype.
+        dims: size of each dim over the module's symbols.
+    """
+
+    path: str
+    dtype: str
+    dims: Sizes
+
+
+@dataclass(frozen=True)
+class SizeInput:
+    """An int among the flattened inputs that may vary; it is a size, and no buffer."""
+
+    path: str
+    size: Expr
+
+
+@dataclass(frozen=True)
+class ConstantInput:
+    """A leaf among the flattened inputs that is no tensor; calls must pass an equal value."""
+
+    path: str
+    value: Scalar
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of the call.
+
+    Attributes:
+        name: the user's name of it.
+        keyword: it was passed by keyword when compiling.
+        tree: its structure; None for a single leaf.
+    """
+
+    name: str
+    keyword: bool
+    tree: TreeSpec | None
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A tensor of the model.
+
+    Attributes:
+        name: fully-qualified name in the module's state dict, or a name of its own for a constant.
+        dtype: torch's name of the dtype.
+        shape: its sizes.
+        constant: it is in no state dict (a non-persistent buffer or a literal tensor), so a saved
+            program always holds it.
+        read_in_place: kernels read the tensor itself, not only packed copies of it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    constant: bool = False
+    read_in_place: bool = True
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """A panel-packed copy of a 2-d weight, made at load time.
+
+    ``out[p, k, j]`` is the weight at n = p * panel + j along `dim` and k along the other dim, zero
+    where n is past its end: shape ``[ceil(N / panel), K, panel]``.
+    """
+
+    weight: int
+    dim: int
+    panel: int
+
+
+@dataclass(frozen=True)
+class TensorOutput:
+    """A leaf of the result that the program computes; `dims` are for reports."""
+
+    dtype: str
+    dims: Sizes
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """A leaf of the result that is the flattened input number `input`, the same object."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class SizeOutput:
+    """A leaf of the result that is an int computed from sizes."""
+
+    size: Expr
+
+
+@dataclass(frozen=True)
+class ConstantOutput:
+    """A leaf of the result that is the same for every call."""
+
+    value: Scalar
+
+
+InputSpec = TensorInput | SizeInput | ConstantInput
+OutputSpec = TensorOutput | InputOutput | SizeOutput | ConstantOutput
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """One launch of a kernel.
+
+    Attributes:
+        symbols: the kernel's local symbols over the module's symbols.
+        sources: operators it computes, with their source lines: ``aten.linear model.py:41``.
+    """
+
+    symbols: Sizes
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One kernel, for reports.
+
+    Attributes:
+        name: name of the kernel in the IR.
+        kind: the op that leads it: gemm, attention, loop.
+        why: why its ops form one kernel, in a few words.
+        fuses: the ops in it, in order: ``gemm``, ``gelu``, ``layer_norm``.
+        sizes: its iteration space over its local symbols.
+        launches: where the program launches it, in program order.
+    """
+
+    name: str
+    kind: str
+    why: str
+    fuses: tuple[str, ...]
+    sizes: Sizes
+    launches: tuple[LaunchInfo, ...]
+
+
+@dataclass(frozen=True)
+class ConstraintInfo:
+    """A rule between sizes that `shapejit_plan` checks; its code is its place in the list + 1.
+
+    Attributes:
+        rule: the rule over the module's symbols: ``s0 - s1 >= 0``.
+        location: ``file:line`` of the operator that sets it, if known.
+    """
+
+    rule: str
+    location: str | None = None
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """What the native code was built for.
+
+    Attributes:
+        kind: "cpu".
+        triple: LLVM's name of the machine and system.
+        cpu: LLVM's name of the CPU.
+        features: LLVM's names of the features that the code may use, without signs.
+    """
+
+    kind: Literal["cpu"]
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Artefacts:
+    """All that a program consists of, but for the values of its weights.
+
+    The host program in `objects` has two entry points, ``void shapejit_plan(const int64_t
+    *symbols, int64_t *out)`` and ``void shapejit_run(const int64_t *symbols, void **buffers, void
+    *arena)``. `symbols` has one value a module symbol (a derived one is ignored). `out` receives
+    the arena's size in bytes, the sizes of every `TensorOutput` in order, and last 0 or the code
+    of a `ConstraintInfo` that fails. `buffers` holds the tensor inputs, the weights (null unless
+    read in place), the packed weights and the tensor outputs, in the order of this record.
+
+    Attributes:
+        objects: relocatable objects, the host program among them.
+        output_tree: structure of the result.
+        compile_seconds: seconds by stage.
+    """
+
+    objects: tuple[bytes, ...]
+    target: TargetInfo
+    symbols: tuple[SymbolSpec, ...]
+    parameters: tuple[Parameter, ...]
+    inputs: tuple[InputSpec, ...]
+    weights: tuple[WeightSpec, ...]
+    packs: tuple[PackSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    output_tree: TreeSpec
+    kernels: tuple[KernelInfo, ...] = ()
+    constraints: tuple[ConstraintInfo, ...] = ()
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def output_ranks(self) -> tuple[int, ...]:
+        """Rank of each tensor output, in order."""
+        return tuple(len(spec.dims) for spec in self.outputs if isinstance(spec, TensorOutput))

@@ -1,0 +1,145 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the demo prints and writes: live table, condensed table, summary, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from shapejit.demo.measure import MIN_COSINE, Result, Summary
+
+LIVE_ROWS = 10
+TABLE_ROWS = 18
+WORST_ROWS = 4
+
+
+def latency_table(results: Iterable[Result], title: str, worst: Sequence[Result] = ()) -> Table:
+    """One row a shape; ``worst`` follows under a rule of its own."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("batch", "tokens", "first call ms", "ours ms", "PyTorch ms", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_column("worst cosine", justify="right")
+    for result in results:
+        table.add_row(*_cells(result))
+    table.add_section()
+    for result in worst:
+        table.add_row(*_cells(result))
+    return table
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    style = "green" if result.worst_cosine >= MIN_COSINE else "bold red"
+    return (
+        str(result.shape.batch),
+        str(result.shape.tokens),
+        f"{result.ours.first:.2f}",
+        f"{result.ours.median:.2f}",
+        f"{result.eager.median:.2f}",
+        f"{result.speedup:.2f}",
+        f"[{style}]{result.worst_cosine:.9f}[/]",
+    )
+
+
+class LiveTable:
+    """A progress bar over the latest rows; on anything but a terminal it stays silent."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("running distinct shapes"), BarColumn(), MofNCompleteColumn()
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._latest: list[Result] = []
+        self._live = Live(self._render(), console=console, transient=True, auto_refresh=False)
+        self._on = console.is_terminal
+
+    def __enter__(self) -> LiveTable:
+        if self._on:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            self._live.stop()
+
+    def add(self, result: Result) -> None:
+        """Shows one more shape."""
+        self._latest = [*self._latest, result][-LIVE_ROWS:]
+        self._progress.advance(self._task)
+        if self._on:
+            self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> Group:
+        return Group(latency_table(self._latest, "latest shapes"), self._progress)
+
+
+def print_condensed(console: Console, results: Sequence[Result], where: Path) -> None:
+    """Prints a readable selection, evenly spread over the sizes, then the least exact shapes."""
+    by_size = sorted(results, key=lambda r: (r.shape.tokens * r.shape.batch, r.shape))
+    last = len(by_size) - 1
+    count = min(TABLE_ROWS, len(by_size))
+    shown = [by_size[round(i * last / max(count - 1, 1))] for i in range(count)]
+    worst = sorted(results, key=lambda r: r.worst_cosine)[:WORST_ROWS]
+    title = (
+        f"{count} of {len(results)} shapes, smallest to largest; below the rule the "
+        f"{len(worst)} least exact.\nAll of them: {where}"
+    )
+    console.print(latency_table(shown, title, worst))
+
+
+def print_summary(console: Console, summary: Summary, setting: str) -> None:
+    """Prints the verdict."""
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for name, value in (
+        ("setting", setting),
+        ("distinct shapes", str(summary.shapes)),
+        ("embeddings compared", str(summary.rows)),
+        ("compiles", f"{summary.compiles} ({summary.compile_seconds:.1f} s)"),
+        ("worst cosine", f"{summary.worst_cosine:.9f} (must be >= {MIN_COSINE})"),
+        ("wrong rows", str(summary.wrong_rows)),
+        (
+            "longest stall",
+            f"{summary.longest_stall_ms:.1f} ms (first call minus later ones)",
+        ),
+        ("PyTorch eager / ours", f"{summary.geomean_speedup:.2f} (geometric mean of medians)"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    console.print("[bold green]PASSED[/]" if summary.passed else "[bold red]FAILED[/]")
+
+
+def write_results(
+    results: Sequence[Result], summary: Summary, setting: str, directory: Path
+) -> None:
+    """Writes ``shapes.csv`` (a line a shape), ``rows.csv`` (a line a row), ``summary.json``."""
+    with (directory / "shapes.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ("batch", "tokens", "first_ms", "ours_ms", "eager_first_ms", "eager_ms", "worst_cosine")
+        )
+        for r in results:
+            times = (r.ours.first, r.ours.median, r.eager.first, r.eager.median)
+            writer.writerow(
+                (
+                    r.shape.batch,
+                    r.shape.tokens,
+                    *(f"{time:.4f}" for time in times),
+                    repr(r.worst_cosine),
+                )
+            )
+    with (directory / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("batch", "tokens", "row", "text", "cosine"))
+        for r in results:
+            for row, (text, cosine) in enumerate(zip(r.texts, r.cosines, strict=True)):
+                writer.writerow((r.shape.batch, r.shape.tokens, row, text, repr(cosine)))
+    record = {"setting": setting, **asdict(summary), "passed": summary.passed}
+    (directory / "summary.json").write_text(json.dumps(record, indent=2) + "\n")

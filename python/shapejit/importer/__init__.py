@@ -1,0 +1,91 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a PyTorch model to a module in our dialect.
+
+`import_model` exports the model with torch.export, decomposes it into the operators that have
+rules, has torch-mlir import it into the torch dialect, and walks that module in memory:
+
+    capture (export.py) -> decompose -> torch_mlir -> convert (walk.py, rules/)
+
+An operator's rule is one small function in `rules`; the table is in `registry`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from shapejit.artefacts import ConstraintInfo, Derivation, SymbolSpec
+from shapejit.importer.convert import convert, parameters_of
+from shapejit.importer.decompose import decompose
+from shapejit.importer.export import CapturedModel, capture
+from shapejit.importer.model import ImportedModel
+from shapejit.importer.registry import rule_table
+from shapejit.importer.torch_mlir import import_program, output_nodes
+
+__all__ = ["ImportedModel", "import_model"]
+
+
+def import_model(
+    model: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> ImportedModel:
+    """Imports a module or an exported program.
+
+    Args:
+        model: a `torch.nn.Module` in eval mode, or a `torch.export.ExportedProgram`.
+        args, kwargs: an example call; none for an exported program.
+        dynamic_shapes: in torch.export's notation, with ``(min, opt, max)`` triples for dims too.
+
+    Raises:
+        ShapeJitError: see the catalogue: SJ-EXPORT, SJ-OP, SJ-TRAIN, SJ-ARG, SJ-DTYPE.
+    """
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "export"):
+        captured = capture(model, args, kwargs, dynamic_shapes)
+    with _timed(seconds, "decompose"):
+        program = decompose(captured.program, rule_table())
+    with _timed(seconds, "torch-mlir"):
+        outputs = output_nodes(program.graph)
+        source = import_program(program)
+    with _timed(seconds, "convert"):
+        converted = convert(captured, program, source, outputs, rule_table())
+    return ImportedModel(
+        module=converted.module,
+        symbols=_symbol_specs(captured),
+        parameters=parameters_of(captured.call),
+        inputs=converted.inputs,
+        weights=tuple(weight.spec for weight in converted.weights),
+        weight_tensors=tuple(weight.tensor for weight in converted.weights),
+        outputs=converted.outputs,
+        output_tree=program.call_spec.out_spec,
+        constraints=tuple(
+            ConstraintInfo(str(c), None if c.source is None else str(c.source))
+            for c in captured.constraints
+        ),
+        seconds=seconds,
+    )
+
+
+def _symbol_specs(captured: CapturedModel) -> tuple[SymbolSpec, ...]:
+    return tuple(
+        SymbolSpec(s.name, s.min, s.max, s.opt, s.divisor, s.equal_to, _derivation(s))
+        for s in captured.sizes.table.symbols
+    )
+
+
+def _derivation(symbol: Symbol) -> Derivation | None:
+    derived = symbol.derived
+    return None if derived is None else Derivation(derived.kind, derived.lhs, derived.rhs)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[step] = time.perf_counter() - start

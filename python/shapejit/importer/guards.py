@@ -1,0 +1,175 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What torch assumed about sizes while it traced the model, held against the user's ranges.
+
+Each guard is one of four things:
+
+* true within the ranges: nothing to do;
+* a restriction of one dim (``seq >= 10``, ``seq % 8 == 0``): an error that names it, since the user
+  asked for more than the model can do;
+* a relation between dims (``batch * seq > 8``): a constraint that each call is checked for;
+* an inequation ``a != b`` that torch's own code asked about. It picks between equivalent ways to
+  do the same thing (is this contiguous? does this broadcast?), so it is ignored; one that the
+  model's code asked about is an error.
+
+Guards are judged for sizes from 2 on. Sizes 0 and 1 take the same path as all others by design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import sympy
+
+from shapejit.errors import ErrorId
+from shapejit.importer.sizes import SympySizes, UnknownSizeError
+from shapejit.importer.source import SourceLine, is_torch_file
+from shapejit.importer.symbols import SizeConstraint
+from shapejit.symbolic import Expr
+
+_Kind = Literal["eq", "ne", "ge"]
+
+_RELATIONS: Final[dict[str, tuple[_Kind, int, int]]] = {
+    # kind, sign and offset, so that the relation reads "sign * (lhs - rhs) + offset <kind> 0"
+    "Equality": ("eq", 1, 0),
+    "Unequality": ("ne", 1, 0),
+    "GreaterThan": ("ge", 1, 0),
+    "StrictGreaterThan": ("ge", 1, -1),
+    "LessThan": ("ge", -1, 0),
+    "StrictLessThan": ("ge", -1, -1),
+}
+
+
+def check_guards(shape_env: Any, sizes: SympySizes, *, validated: bool) -> list[SizeConstraint]:
+    """The constraints that torch's guards leave; restrictions of single dims are errors.
+
+    Args:
+        shape_env: torch's ShapeEnv of the exported program.
+        sizes: the inputs' symbols.
+        validated: torch checked single dims against the user's ranges itself.
+    """
+    found: dict[str, SizeConstraint] = {}
+    for guard in shape_env.guards:
+        for relation in _conjuncts(shape_env.simplify(guard.expr)):
+            constraint = _judge(relation, _asked_by_model(guard), sizes, validated)
+            if constraint is not None:
+                found.setdefault(str(constraint), constraint)
+    return list(found.values())
+
+
+def _conjuncts(expr: Any) -> Iterable[Any]:
+    if isinstance(expr, sympy.And):
+        return [part for arg in expr.args for part in _conjuncts(arg)]
+    return [] if expr == sympy.true else [expr]
+
+
+def _asked_by_model(guard: Any) -> SourceLine | None:
+    """The line of the model that asked, unless torch's own code did."""
+    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    file = getattr(frame, "filename", None)
+    return None if file is None or is_torch_file(file) else SourceLine(file, frame.lineno or 0)
+
+
+def _judge(
+    relation: Any, asked: SourceLine | None, sizes: SympySizes, validated: bool
+) -> SizeConstraint | None:
+    shape = _RELATIONS.get(type(relation).__name__)
+    try:
+        if shape is None:
+            raise UnknownSizeError(str(relation))
+        kind, sign, offset = shape
+        expr = (sizes.expr(relation.lhs) - sizes.expr(relation.rhs)) * sign + offset
+    except UnknownSizeError as error:
+        if asked is None:
+            return None  # about intermediate sizes that depend on data; those ops are errors
+        raise _unstated(str(relation), asked) from error
+    expr = sizes.table.traced(expr)
+    if _holds(kind, expr, sizes):
+        return None
+    if kind == "ne":
+        if asked is None:
+            return None
+        raise _unstated(f"{sizes.table.describe(expr)} != 0", asked)
+    if len(expr.symbols()) == 1:
+        if validated and sizes.table.is_named(*expr.symbols()):
+            return None
+        raise _restriction(kind, expr, asked, sizes)
+    return SizeConstraint(kind, expr, asked)
+
+
+def _holds(kind: _Kind, expr: Expr, sizes: SympySizes) -> bool:
+    ranges = sizes.table.traced_ranges
+    match kind:
+        case "eq":
+            return expr == 0
+        case "ge":
+            return ranges.is_nonnegative(expr)
+        case "ne":
+            return ranges.is_nonnegative(expr - 1) or ranges.is_nonnegative(-1 - expr)
+
+
+def _unstated(rule: str, asked: SourceLine | None) -> Exception:
+    return ErrorId.SJ_EXPORT_010.error(
+        rule=rule,
+        suggestion="a relation or range that keeps to it",
+        location=None if asked is None else str(asked),
+    )
+
+
+def _restriction(
+    kind: Literal["eq", "ge"], expr: Expr, asked: SourceLine | None, sizes: SympySizes
+) -> Exception:
+    """The error for a rule about a single dim."""
+    table = sizes.table
+    (number,) = expr.symbols()
+    symbol = table.symbols[number]
+    location = None if asked is None else str(asked)
+    limits = _limits(expr, number) if kind == "ge" else None
+    if limits is None:
+        divisor = _divisor(expr, number) if kind == "eq" else None
+        if divisor is not None:
+            rule = f"{symbol.name} divisible by {divisor}"
+            suggestion = f'{divisor} * Dim("{symbol.name}")'
+        else:
+            rule = f"{table.describe(expr)} {'==' if kind == 'eq' else '>='} 0"
+            suggestion = "a relation or range that keeps to it"
+        return ErrorId.SJ_EXPORT_010.error(rule=rule, suggestion=suggestion, location=location)
+    low, high = limits
+    rule = f"{symbol.name} >= {low}" if low is not None else f"{symbol.name} <= {high}"
+    bounds = {
+        "min": symbol.min if low is None else max(low, symbol.min),
+        "max": symbol.max if high is None else high,
+    }
+    text = ", ".join(f"{name}={bound}" for name, bound in bounds.items() if bound is not None)
+    return ErrorId.SJ_EXPORT_011.error(
+        rule=rule,
+        dim=symbol.name,
+        range=f"{symbol.min}..{'' if symbol.max is None else symbol.max}",
+        suggestion=f'Dim("{symbol.name}", {text})',
+        location=location,
+    )
+
+
+def _limits(expr: Expr, symbol: int) -> tuple[int | None, int | None] | None:
+    """(least, None) or (None, greatest) value of the symbol for ``scale*s + offset >= 0``."""
+    offset = expr.substitute(symbols={symbol: 0}).constant
+    one = expr.substitute(symbols={symbol: 1}).constant
+    if offset is None or one is None:
+        return None
+    scale = one - offset
+    if expr != Expr.symbol(symbol) * scale + offset or scale == 0:
+        return None
+    if scale > 0:
+        return math.ceil(-offset / scale), None
+    return None, offset // -scale
+
+
+def _divisor(expr: Expr, symbol: int) -> int | None:
+    """n, if ``expr == 0`` says exactly that n divides the symbol."""
+    for divisor in range(2, 4097):
+        rest = expr.substitute(symbols={symbol: Expr.symbol(symbol) * divisor})
+        if rest == 0:
+            return divisor
+    return None

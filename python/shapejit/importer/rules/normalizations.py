@@ -1,0 +1,263 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Softmax and the normalization layers, as reductions over a row and one pointwise loop.
+
+All are computed in f32 for the 16-bit floats and rounded once at the end, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shapejit.importer import dtypes
+from shapejit.importer.builder import Read, Write
+from shapejit.importer.context import Context, dim_index
+from shapejit.importer.registry import rule
+from shapejit.importer.rules.reductions import (
+    count_of,
+    divided_by_count,
+    reduce,
+    reduce_tensor,
+    row_read,
+    variance,
+    with_unit_dims,
+)
+from shapejit.importer.scalar_ops import Scalar
+from shapejit.importer.values import Tensor
+from shapejit.symbolic import Expr, product
+
+
+def _whole(x: Tensor) -> Read:
+    return Read(x, tuple(Expr.dim(i) for i in range(x.rank)))
+
+
+# Softmax ------------------------------------------------------------------------------------------
+
+
+def _shifted_exponentials(ctx: Context, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The input in the dtype of the computation, its maximum, and sum of exp(x - maximum)."""
+    inner = dtypes.compute_dtype(ctx.dtype)
+    best = reduce_tensor(ctx, x, [axis], "max", inner)
+
+    def body(s: Scalar, m: Scalar) -> Scalar:
+        return ctx.ops.math("math.exp", ctx.ops.sub(ctx.ops.cast(s, inner), m))
+
+    reads = [_whole(x), row_read(x.rank, [axis], best)]
+    return x, best, reduce(ctx, body, reads, x.shape, [axis], "add", inner)
+
+
+@rule("aten.softmax.int", "aten._softmax", "aten._safe_softmax")
+def _softmax(ctx: Context, x: Tensor, dim: int, *_: Any) -> Tensor:
+    axis = dim_index(dim, x.rank)
+    if x.rank == 0:
+        return ctx.pointwise(lambda s: ctx.ops.const(1, s.dtype), x)
+    x, best, total = _shifted_exponentials(ctx, x, axis)
+    ops, inner = ctx.ops, total.dtype
+
+    def body(s: Scalar, m: Scalar, t: Scalar) -> list[Scalar]:
+        part = ops.div(ops.math("math.exp", ops.sub(ops.cast(s, inner), m)), t)
+        if ctx.op == "aten._safe_softmax":  # a row of -inf gives 0
+            empty = ops.logical_and(
+                ops.is_inf(m), ops.compare("lt", m, ops.const(0, inner))
+            )
+            part = ops.select(empty, ops.const(0, inner), part)
+        return [part]
+
+    rows = [row_read(x.rank, [axis], t) for t in (best, total)]
+    write = Write(ctx.dtype, tuple(range(x.rank)))
+    return ctx.builder.loop(x.shape, [_whole(x), *rows], body, [write])[0]
+
+
+@rule("aten.log_softmax.int", "aten._log_softmax")
+def _log_softmax(ctx: Context, x: Tensor, dim: int, *_: Any) -> Tensor:
+    axis = dim_index(dim, x.rank)
+    if x.rank == 0:
+        return ctx.pointwise(lambda s: ctx.ops.const(0, s.dtype), x)
+    x, best, total = _shifted_exponentials(ctx, x, axis)
+    ops, inner = ctx.ops, total.dtype
+
+    def body(s: Scalar, m: Scalar, t: Scalar) -> list[Scalar]:
+        return [ops.sub(ops.sub(ops.cast(s, inner), m), ops.math("math.log", t))]
+
+    rows = [row_read(x.rank, [axis], t) for t in (best, total)]
+    write = Write(ctx.dtype, tuple(range(x.rank)))
+    return ctx.builder.loop(x.shape, [_whole(x), *rows], body, [write])[0]
+
+
+# Layer norm, RMS norm -----------------------------------------------------------------------------
+
+
+def _normalized(
+    ctx: Context,
+    x: Tensor,
+    axes: Sequence[int],
+    eps: float,
+    weight: Read | None,
+    bias: Read | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the mean and the variance."""
+    average, spread = variance(ctx, x, axes, 0)
+    ops, inner = ctx.ops, average.dtype
+    reads = [_whole(x), row_read(x.rank, axes, average), row_read(x.rank, axes, spread)]
+    reads += [read for read in (weight, bias) if read is not None]
+
+    def body(s: Scalar, m: Scalar, v: Scalar, *affine: Scalar) -> list[Scalar]:
+        factors = [ops.cast(a, inner) for a in affine]
+        scale = ops.math("math.rsqrt", ops.add(v, ops.const(eps, inner)))
+        result = ops.mul(ops.sub(ops.cast(s, inner), m), scale)
+        if weight is not None:
+            result = ops.mul(result, factors[0])
+        return [result if bias is None else ops.add(result, factors[-1])]
+
+    write = Write(x.dtype, tuple(range(x.rank)))
+    return ctx.builder.loop(x.shape, reads, body, [write])[0], average, spread
+
+
+def _trailing(x: Tensor, parameter: Tensor | None) -> Read | None:
+    """A parameter of the last dims."""
+    if parameter is None:
+        return None
+    shift = x.rank - parameter.rank
+    return Read(parameter, tuple(Expr.dim(shift + i) for i in range(parameter.rank)))
+
+
+@rule("aten.layer_norm", "aten.native_layer_norm")
+def _layer_norm(
+    ctx: Context, x: Tensor, sizes: Sequence[Any], weight: Any, bias: Any, eps: float, *_: Any
+) -> Any:
+    axes = list(range(x.rank - len(sizes), x.rank))
+    result, average, spread = _normalized(
+        ctx, x, axes, eps, _trailing(x, weight), _trailing(x, bias)
+    )
+    if ctx.op == "aten.layer_norm":
+        return result
+    return [result, *_saved_statistics(ctx, x.rank, axes, average, spread, eps)]
+
+
+def _saved_statistics(
+    ctx: Context, rank: int, axes: Sequence[int], average: Tensor, spread: Tensor, eps: float
+) -> list[Tensor]:
+    """The mean and 1 / sqrt(variance + eps), as the native norms return them."""
+    ops = ctx.ops
+    scale = ctx.builder.pointwise(
+        lambda v: ops.math("math.rsqrt", ops.add(v, ops.const(eps, v.dtype))), [spread], spread.dtype
+    )
+    return [
+        with_unit_dims(ctx, ctx.cast(t, dtype), rank, axes)
+        for t, dtype in zip((average, scale), ctx.dtypes[1:], strict=True)
+    ]
+
+
+@rule("aten.rms_norm", "aten._fused_rms_norm")
+def _rms_norm(ctx: Context, x: Tensor, sizes: Sequence[Any], weight: Any, eps: Any) -> Any:
+    axes = list(range(x.rank - len(sizes), x.rank))
+    ops, inner = ctx.ops, dtypes.compute_dtype(x.dtype)
+    epsilon = torch.finfo(inner).eps if eps is None else eps
+    total = reduce_tensor(ctx, x, axes, "add", inner, lambda s: ops.mul(s, s))
+    count = count_of(ctx, x, axes)
+
+    def scale_of(s: Scalar) -> Scalar:
+        return ops.math("math.rsqrt", ops.add(divided_by_count(ctx, s, count), ops.const(epsilon, inner)))
+
+    def body(s: Scalar, t: Scalar, *factor: Scalar) -> list[Scalar]:
+        result = ops.mul(ops.cast(s, inner), scale_of(t))
+        return [ops.mul(result, ops.cast(factor[0], inner)) if factor else result]
+
+    trailing = _trailing(x, weight)
+    reads = [_whole(x), row_read(x.rank, axes, total), *([trailing] if trailing else [])]
+    write = Write(ctx.dtypes[0], tuple(range(x.rank)))
+    result = ctx.builder.loop(x.shape, reads, body, [write])[0]
+    if ctx.op == "aten.rms_norm":
+        return result
+    saved = ctx.builder.pointwise(scale_of, [total], ctx.dtypes[1])
+    return [result, with_unit_dims(ctx, saved, x.rank, axes)]
+
+
+# Group norm, instance norm, batch norm ------------------------------------------------------------
+
+
+def _grouped(
+    ctx: Context, x: Tensor, groups: int, weight: Any, bias: Any, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group norm of [n, c, ...], with the statistics of each group, [n, groups]."""
+    batch, channels, *rest = x.shape
+    per_group = channels // groups
+    split = ctx.builder.reshape(x, (batch, Expr.const(groups), per_group, product(rest)))
+    channel = (Expr.dim(1) * per_group + Expr.dim(2),)
+    affine = [None if p is None else Read(p, channel) for p in (weight, bias)]
+    result, average, spread = _normalized(ctx, split, [2, 3], eps, *affine)
+    return ctx.builder.reshape(result, x.shape), average, spread
+
+
+@rule("aten.group_norm")
+def _group_norm(
+    ctx: Context, x: Tensor, groups: int, weight: Any, bias: Any, eps: float, _: Any
+) -> Tensor:
+    return _grouped(ctx, x, groups, weight, bias, eps)[0]
+
+
+@rule("aten.native_group_norm")
+def _native_group_norm(
+    ctx: Context,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    batch: Any,
+    channels: Any,
+    area: Any,
+    groups: int,
+    eps: float,
+) -> list[Tensor]:
+    result, average, spread = _grouped(ctx, x, groups, weight, bias, eps)
+    return [result, *_saved_statistics(ctx, 2, [], average, spread, eps)]
+
+
+@rule("aten.instance_norm")
+def _instance_norm(
+    ctx: Context, x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any
+) -> Tensor:
+    use_input_stats, _, eps, _ = rest
+    if not use_input_stats:
+        return _channel_norm(ctx, x, weight, bias, running_mean, running_var, eps)
+    axes = list(range(2, x.rank))
+    affine = [None if p is None else Read(p, (Expr.dim(1),)) for p in (weight, bias)]
+    return _normalized(ctx, x, axes, eps, *affine)[0]
+
+
+def _channel_norm(
+    ctx: Context, x: Tensor, weight: Any, bias: Any, average: Tensor, spread: Tensor, eps: float
+) -> Tensor:
+    """Normalization by stored statistics of each channel."""
+    ops, inner = ctx.ops, dtypes.compute_dtype(x.dtype)
+    channel = (Expr.dim(1),)
+    parameters = [p for p in (average, spread, weight, bias) if p is not None]
+
+    def body(s: Scalar, m: Scalar, v: Scalar, *affine: Scalar) -> list[Scalar]:
+        s, m, v, *factors = (ops.cast(value, inner) for value in (s, m, v, *affine))
+        scale = ops.math("math.rsqrt", ops.add(v, ops.const(eps, inner)))
+        result = ops.mul(ops.sub(s, m), scale)
+        if weight is not None:
+            result = ops.mul(result, factors[0])
+        return [result if bias is None else ops.add(result, factors[-1])]
+
+    reads = [_whole(x), *(Read(p, channel) for p in parameters)]
+    return ctx.builder.loop(x.shape, reads, body, [Write(x.dtype, tuple(range(x.rank)))])[0]
+
+
+@rule("aten.batch_norm")
+def _batch_norm(
+    ctx: Context, x: Tensor, weight: Any, bias: Any, average: Tensor, spread: Tensor, *rest: Any
+) -> Tensor:
+    return _channel_norm(ctx, x, weight, bias, average, spread, rest[2])
+
+
+@rule("aten._native_batch_norm_legit_no_training")
+def _native_batch_norm(
+    ctx: Context, x: Tensor, weight: Any, bias: Any, average: Tensor, spread: Tensor, *rest: Any
+) -> list[Tensor]:
+    result = _channel_norm(ctx, x, weight, bias, average, spread, rest[1])
+    empty = [ctx.builder.splat([Expr.const(0)], dtype, 0) for dtype in ctx.dtypes[1:]]
+    return [result, *empty]

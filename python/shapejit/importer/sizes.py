@@ -1,0 +1,263 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The module's symbols, and torch's symbolic sizes written in them.
+
+Symbols get dense ids in order of first use. What an affine expression cannot say (`max`, `min`,
+division by a size that may be zero) becomes a derived symbol. Symbols of sizes keep the user's
+range, although torch traced with sizes from 2 on: `SymbolTable.traced` is the view torch had, in
+which a derived symbol such as ``max(s0 - 2, 0)`` is simply ``s0 - 2``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import sympy
+
+from shapejit.errors import ErrorId
+from shapejit.importer.dynamic_shapes import DimKind, RootDim
+from shapejit.symbolic import Bounds, Expr, Ranges, product
+
+DerivedKind = Literal["max", "min"]
+
+LEAST_TRACED: Final = 2
+"""torch.export reasons as if every dynamic size were at least this."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """How the host computes a derived symbol: `kind` of two expressions of earlier symbols."""
+
+    kind: DerivedKind
+    lhs: Expr
+    rhs: Expr
+
+
+@dataclass
+class Symbol:
+    """A size symbol of the module.
+
+    Attributes:
+        name: the user's name, or ``d<id>`` of a derived symbol.
+        id: ``s<id>`` in every expression.
+        min, max: inclusive range; no `max` means unbounded.
+        opt: the size expected most often, if known.
+        divisor: divides every legal value.
+        equal_to: id of the earlier symbol it was found equal to; it occurs in no expression then.
+        derived: its definition, for one that no input determines.
+    """
+
+    name: str
+    id: int
+    min: int
+    max: int | None
+    opt: int | None = None
+    divisor: int = 1
+    equal_to: int | None = None
+    derived: Derived | None = None
+
+    @property
+    def expr(self) -> Expr:
+        """``s<id>``, or that of the symbol it equals."""
+        return Expr.symbol(self.id if self.equal_to is None else self.equal_to)
+
+
+class SymbolTable:
+    """The symbols in id order, and reasoning over their ranges."""
+
+    def __init__(self) -> None:
+        self.symbols: list[Symbol] = []
+        self._roots: dict[str, Symbol] = {}
+        self._named: set[int] = set()
+        self._derived: dict[Derived, Symbol] = {}
+
+    def root(self, dim: RootDim) -> Symbol:
+        """The symbol of a size the user named."""
+        symbol = self._roots.get(dim.name)
+        if symbol is None:
+            symbol = Symbol(dim.name, len(self.symbols), dim.min, dim.max, dim.opt)
+            self._roots[dim.name] = symbol
+            if dim.kind is DimKind.NAMED:
+                self._named.add(symbol.id)
+            self._append(symbol)
+        return symbol
+
+    def has_root(self, dim: RootDim) -> bool:
+        """Whether `dim` has a symbol."""
+        return dim.name in self._roots
+
+    def is_named(self, number: int) -> bool:
+        """Whether the user gave symbol `number` its name."""
+        return number in self._named
+
+    def merge(self, later: Symbol, earlier: Symbol) -> None:
+        """Records that `later` always equals `earlier`, whose range shrinks to the common one."""
+        later.equal_to = earlier.id
+        earlier.min = max(earlier.min, later.min)
+        highs = [high for high in (earlier.max, later.max) if high is not None]
+        earlier.max = min(highs, default=None)
+        if earlier.opt is None:
+            earlier.opt = later.opt
+        self._forget_ranges()
+
+    def maximum(self, lhs: Expr, rhs: Expr) -> Expr:
+        """max(lhs, rhs): one of the two if the ranges decide, else a derived symbol."""
+        if self.ranges.is_nonnegative(lhs - rhs):
+            return lhs
+        if self.ranges.is_nonnegative(rhs - lhs):
+            return rhs
+        return self._derive(Derived("max", lhs, rhs))
+
+    def minimum(self, lhs: Expr, rhs: Expr) -> Expr:
+        """min(lhs, rhs): one of the two if the ranges decide, else a derived symbol."""
+        if self.ranges.is_nonnegative(lhs - rhs):
+            return rhs
+        if self.ranges.is_nonnegative(rhs - lhs):
+            return lhs
+        return self._derive(Derived("min", lhs, rhs))
+
+    def _derive(self, derived: Derived) -> Expr:
+        symbol = self._derived.get(derived)
+        if symbol is None:
+            low, high = self._derived_bounds(derived)
+            number = len(self.symbols)
+            symbol = Symbol(f"d{number}", number, max(low or 0, 0), high, derived=derived)
+            self._derived[derived] = symbol
+            self._append(symbol)
+        return symbol.expr
+
+    def _derived_bounds(self, derived: Derived) -> Bounds:
+        (low_a, high_a), (low_b, high_b) = map(self.ranges.bounds, (derived.lhs, derived.rhs))
+        pick = max if derived.kind == "max" else min
+        unbounded = high_a is None or high_b is None
+        if derived.kind == "min":
+            high: int | None = min((h for h in (high_a, high_b) if h is not None), default=None)
+        else:
+            high = None if unbounded else max(high_a or 0, high_b or 0)
+        lows = [low for low in (low_a, low_b) if low is not None]
+        return (pick(lows) if len(lows) == 2 else None, high)
+
+    def _append(self, symbol: Symbol) -> None:
+        self.symbols.append(symbol)
+        self._forget_ranges()
+
+    def _forget_ranges(self) -> None:
+        self.__dict__.pop("ranges", None)
+        self.__dict__.pop("traced_ranges", None)
+
+    @functools.cached_property
+    def ranges(self) -> Ranges:
+        """Reasoning over the ranges that the user gave."""
+        return Ranges({s.id: (s.min, s.max) for s in self.symbols})
+
+    @functools.cached_property
+    def traced_ranges(self) -> Ranges:
+        """Reasoning over the ranges torch traced with: at least 2, unless the user says more."""
+        return Ranges(
+            {
+                s.id: (s.min, s.max) if s.derived else (max(s.min, LEAST_TRACED), _traced_max(s.max))
+                for s in self.symbols
+            }
+        )
+
+    def traced(self, expr: Expr) -> Expr:
+        """`expr` as torch saw it: derived symbols resolved by the traced ranges."""
+        while True:
+            known = {
+                s.id: resolved
+                for s in self.symbols
+                if s.derived and s.id in expr.symbols()
+                if (resolved := self._resolve(s.derived)) is not None
+            }
+            if not known:
+                return self.traced_ranges.simplify(expr)
+            expr = expr.substitute(symbols=known)
+
+    def _resolve(self, derived: Derived) -> Expr | None:
+        greater, lesser = derived.lhs, derived.rhs
+        if not self.traced_ranges.is_nonnegative(self.traced(greater) - self.traced(lesser)):
+            greater, lesser = lesser, greater
+            if not self.traced_ranges.is_nonnegative(self.traced(greater) - self.traced(lesser)):
+                return None
+        return greater if derived.kind == "max" else lesser
+
+    def describe(self, expr: Expr) -> str:
+        """`expr` with the user's names in place of ``s<id>``."""
+        return re.sub(r"\bs(\d+)\b", lambda match: self.symbols[int(match[1])].name, str(expr))
+
+
+def _traced_max(high: int | None) -> int | None:
+    return None if high is None else max(high, LEAST_TRACED)
+
+
+class SympySizes:
+    """Writes torch's symbolic sizes, sympy expressions, in the module's symbols."""
+
+    def __init__(self, table: SymbolTable) -> None:
+        self.table = table
+        self.values: dict[sympy.Symbol, Expr] = {}
+        """torch's symbols in terms of the module's."""
+
+    def size(self, size: Any) -> Expr:
+        """An int, a `torch.SymInt` or a sympy expression as an `Expr`."""
+        if isinstance(size, int):
+            return Expr.const(size)
+        return self.expr(size.node.expr if hasattr(size, "node") else size)
+
+    def shape(self, sizes: Any) -> tuple[Expr, ...]:
+        """A `torch.Size` of a fake tensor."""
+        return tuple(map(self.size, sizes))
+
+    def expr(self, expr: sympy.Expr) -> Expr:
+        """The value of a sympy expression; a symbol of unknown origin depends on data."""
+        if isinstance(expr, sympy.Symbol):
+            value = self.values.get(expr)
+            if value is None:
+                raise UnknownSizeError(str(expr))
+            return value
+        if isinstance(expr, sympy.Integer):
+            return Expr.const(int(expr))
+        convert = _CONVERTERS.get(type(expr).__name__)
+        if convert is None:
+            raise UnknownSizeError(str(expr))
+        return convert(self, [self.expr(arg) for arg in expr.args])
+
+
+class UnknownSizeError(ValueError):
+    """A size that is no expression of the inputs' sizes."""
+
+    def as_user_error(self, op: str, location: str | None) -> Exception:
+        """The catalogue's error, for operator `op` of the model."""
+        return ErrorId.SJ_EXPORT_012.error(op=op, location=location)
+
+
+def _power(_: SympySizes, args: list[Expr]) -> Expr:
+    exponent = args[1].constant
+    if exponent is None or exponent < 0:
+        raise UnknownSizeError(f"{args[0]} ** {args[1]}")
+    return product([args[0]] * exponent)
+
+
+def _fold(
+    combine: Callable[[SymbolTable, Expr, Expr], Expr],
+) -> Callable[[SympySizes, list[Expr]], Expr]:
+    return lambda sizes, args: functools.reduce(functools.partial(combine, sizes.table), args)
+
+
+_CONVERTERS: Final[Mapping[str, Callable[[SympySizes, list[Expr]], Expr]]] = {
+    "Add": lambda _, args: sum(args, Expr.const(0)),
+    "Mul": lambda _, args: product(args),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloorDiv": lambda _, args: args[0] // args[1],
+    "CleanDiv": lambda _, args: args[0] // args[1],
+    "CeilDiv": lambda _, args: args[0].ceildiv(args[1]),
+    "Mod": lambda _, args: args[0] % args[1],
+    "PythonMod": lambda _, args: args[0] % args[1],
+    "Max": _fold(SymbolTable.maximum),
+    "Min": _fold(SymbolTable.minimum),
+}

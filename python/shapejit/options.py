@@ -1,0 +1,101 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Options of one compilation: a frozen, validated record with a stable hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from shapejit.errors import ErrorId
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile; every field has a default that suits use in production.
+
+    Attributes:
+        opt_level: LLVM's optimisation level for kernels, 0 to 3.
+        target_cpu: the CPU to generate code for: "host", the one at hand, or a level such as
+            "x86-64-v3", for programs that are saved for other machines.
+        deterministic: the same inputs give the same bits on every call; on the cpu target they
+            do in any case.
+        max_regions: most regions of shapes that get code of their own, at least 1; the cpu target
+            needs one.
+        free_original: give back the memory of weights of which only packed copies are read. The
+            tensors of the original module become empty.
+        verify_each: verify all types and shapes after each stage; False leaves it to the knob
+            SHAPEJIT_VERIFY_EACH.
+        dump_to: folder for the IR after each stage; None leaves it to the knob SHAPEJIT_DUMP_TO.
+    """
+
+    opt_level: int = 2
+    target_cpu: str = "host"
+    deterministic: bool = False
+    max_regions: int = 16
+    free_original: bool = False
+    verify_each: bool = False
+    dump_to: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dump_to, os.PathLike):
+            object.__setattr__(self, "dump_to", os.fspath(self.dump_to))
+        _check_types(self)
+        _check(0 <= self.opt_level <= 3, "opt_level", self.opt_level, "it must be from 0 to 3")
+        _check(self.max_regions >= 1, "max_regions", self.max_regions, "it must be at least 1")
+        _check(self.target_cpu != "", "target_cpu", self.target_cpu, "it must name a CPU")
+        _check(self.dump_to != "", "dump_to", self.dump_to, "it must name a folder")
+
+    def override(self, **overrides: Any) -> CompileOptions:
+        """A copy with some fields replaced; OptionError names an unknown one and its neighbours."""
+        names = sorted(_defaults())
+        for name in overrides:
+            if name not in names:
+                raise ErrorId.SJ_OPTION_001.error(
+                    option=name, hint=close_match_hint(name, names), options=", ".join(names)
+                )
+        return dataclasses.replace(self, **overrides)
+
+    def hash(self) -> str:
+        """SHA-256, in hexadecimal, over the fields that change the code, sorted by name."""
+        fields = dataclasses.asdict(self)
+        for name in _WITHOUT_EFFECT_ON_CODE:
+            del fields[name]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+_WITHOUT_EFFECT_ON_CODE = ("free_original", "verify_each", "dump_to")
+
+
+def close_match_hint(name: str, names: list[str]) -> str:
+    """`` (did you mean "x"?)`` for the nearest of `names`, or nothing when none is near."""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f' (did you mean "{matches[0]}"?)' if matches else ""
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(CompileOptions)}
+
+
+def _check(holds: bool, option: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ErrorId.SJ_OPTION_002.error(
+            option=option,
+            value=repr(value),
+            rule=rule,
+            suggestion=f"for example {option}={_defaults()[option]!r}, the default",
+        )
+
+
+def _check_types(options: CompileOptions) -> None:
+    for name, hint in get_type_hints(CompileOptions).items():
+        value = getattr(options, name)
+        # bool is a subclass of int, but opt_level=True is a mistake.
+        fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+        expected = getattr(hint, "__name__", str(hint)).replace("str | None", "str or None")
+        _check(fits, name, value, f"it must be of type {expected}")

@@ -1,0 +1,375 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A compiled model: a `torch.nn.Module` that runs native code."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec
+
+from shapejit import report
+from shapejit.arena import ArenaPool
+from shapejit.artefacts import (
+    ENTRY_PLAN,
+    ENTRY_RUN,
+    Artefacts,
+    ConstantOutput,
+    InputOutput,
+    SizeOutput,
+    TensorOutput,
+)
+from shapejit.codegen import JitLibrary
+from shapejit.diagnosis import named, values_text
+from shapejit.errors import ErrorId, quote
+from shapejit.signature import Signature
+from shapejit.weights import Buffers, Weights
+
+# shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
+_PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Counters:
+    """Counts calls; thread-safe. An object of its own, as a module sets attributes slowly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._copies = 0
+        self._shapes: set[tuple[int, ...]] = set()
+
+    def count(self, symbols: tuple[int, ...], copies: int) -> None:
+        """One more call, with the symbols' values and the number of inputs copied."""
+        with self._lock:
+            self._calls += 1
+            self._copies += copies
+            if len(self._shapes) < report.MAX_SHAPES:
+                self._shapes.add(symbols)
+
+    def read(self) -> tuple[int, int, int]:
+        """Calls, distinct shapes, inputs copied."""
+        with self._lock:
+            return self._calls, len(self._shapes), self._copies
+
+
+class Program(nn.Module):
+    """A compiled model. Call it as the model was called when compiling, at any sizes in range.
+
+    Calls may run at the same time in several threads; each has working memory of its own, from a
+    bounded pool (`shapejit.arena.ArenaPool`). Outputs are new contiguous tensors. Inputs that are
+    not contiguous are copied first (counted in `stats`). A weight changed in place, through the
+    original module or through `load_state_dict`, is seen by the next call.
+
+    As a submodule, a program contributes the model's weights to the state dict under their own
+    names, but they are not its `parameters()`: it computes no gradients.
+
+    Args:
+        artefacts: native code and what is known about calling it.
+        weights: the tensors of `artefacts.weights`, in order; they are held, not copied.
+        free_original: give back the memory of weights of which only packed copies are read.
+        compiles: compilations that this process did for it: 0 for a loaded program.
+
+    Raises:
+        LoadError: a weight does not fit (SJ-LOAD-008).
+        LLVMError: the native code does not load.
+    """
+
+    def __init__(
+        self,
+        artefacts: Artefacts,
+        weights: Sequence[Tensor],
+        *,
+        free_original: bool = False,
+        compiles: int = 1,
+    ) -> None:
+        super().__init__()
+        super().train(False)
+        device = torch.device(artefacts.target.kind)
+        self.artefacts = artefacts
+        self.signature = Signature(
+            artefacts.parameters, artefacts.inputs, artefacts.symbols, device
+        )
+        self._device = device
+        self._compiles = compiles
+        self._weights = Weights(
+            artefacts.weights, artefacts.packs, weights, device, free_original=free_original
+        )
+        self._library = JitLibrary(artefacts.objects)
+        self._plan = _PLAN(self._library.lookup(ENTRY_PLAN))
+        self._run = _RUN(self._library.lookup(ENTRY_RUN))
+        self._arenas = ArenaPool(device)
+        self._tensor_inputs = [index for index, _ in self.signature.tensors]
+        self._outputs = _tensor_outputs(artefacts)
+        self._only_tensors = all(isinstance(spec, TensorOutput) for spec in artefacts.outputs)
+        self._structure = _structurer(artefacts.output_tree)
+        self._symbols_type = ctypes.c_int64 * max(len(artefacts.symbols), 1)
+        self._plan_type = ctypes.c_int64 * (2 + sum(artefacts.output_ranks))
+        self._table_template: tuple[Buffers | None, Any] = (None, None)
+        self._counters = _Counters()
+
+    # Calls.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result, in the structure that the model returns.
+
+        Raises:
+            ShapeJitError: the call is not one that the program was compiled for.
+        """
+        leaves = self.signature.flatten(args, kwargs)
+        symbols = self.signature.bind(leaves)
+        if torch.is_grad_enabled():
+            self._check_grad(leaves)
+        outputs = self._execute(leaves, symbols)
+        if not self._only_tensors:
+            outputs = self._all_outputs(outputs, leaves, symbols)
+        return self._structure(outputs)
+
+    def _check_grad(self, leaves: Sequence[Any]) -> None:
+        self.signature.check_grad(leaves)
+        weight = self._weights.requires_grad()
+        if weight is not None:
+            raise ErrorId.SJ_GRAD_001.error(what=f"weight {quote(weight)}")
+
+    def _execute(self, leaves: Sequence[Any], symbols: list[int]) -> list[Any]:
+        """Run the native code: the tensor outputs."""
+        weights = self._weights.current()
+        inputs = [leaves[index] for index in self._tensor_inputs]
+        copies = 0
+        for position, tensor in enumerate(inputs):
+            if not tensor.is_contiguous() or tensor.is_neg():
+                inputs[position] = tensor.detach().resolve_neg().contiguous()
+                copies += 1
+        native_symbols = self._symbols_type(*symbols)
+        plan = self._planned(native_symbols, symbols)
+        outputs = self._allocate_outputs(plan, symbols)
+        table = self._buffer_table(weights, inputs, outputs)
+        arena = self._acquire(plan[0], symbols)
+        try:
+            self._run(native_symbols, table, arena.data_ptr())
+        finally:
+            self._arenas.release(arena)
+        self._counters.count(tuple(symbols), copies)
+        return outputs
+
+    def _buffer_table(
+        self, weights: Buffers, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Any:
+        """Addresses of inputs, weights, packed weights and outputs, as shapejit_run reads them."""
+        seen, template = self._table_template
+        if seen is not weights:
+            pointers = (*([0] * len(inputs)), *weights.pointers, *([0] * len(outputs)))
+            template = (ctypes.c_void_p * len(pointers))(*pointers)
+            self._table_template = (weights, template)
+        table = type(template).from_buffer_copy(template)
+        for position, tensor in enumerate(inputs):
+            table[position] = tensor.data_ptr()
+        for position, tensor in enumerate(outputs, len(table) - len(outputs)):
+            table[position] = tensor.data_ptr()
+        return table
+
+    def _planned(self, native_symbols: Any, symbols: list[int]) -> list[int]:
+        """What shapejit_plan says: bytes of the arena, then the sizes of all tensor outputs."""
+        native_plan = self._plan_type()
+        self._plan(native_symbols, native_plan)
+        plan = list(native_plan)
+        code = plan.pop()
+        if code:
+            self._raise_constraint(code, symbols)
+        return plan
+
+    def _raise_constraint(self, code: int, symbols: list[int]) -> NoReturn:
+        specs, constraints = self.artefacts.symbols, self.artefacts.constraints
+        values = values_text(symbols, specs)
+        if not 1 <= code <= len(constraints):
+            raise ErrorId.SJ_INTERNAL_004.error(values=values, code=code)
+        broken = constraints[code - 1]
+        raise ErrorId.SJ_SHAPE_008.error(
+            values=values, rule=named(broken.rule, specs), location=broken.location
+        )
+
+    def _allocate_outputs(self, plan: list[int], symbols: list[int]) -> list[Any]:
+        try:
+            return [
+                torch.empty(plan[start:end], dtype=dtype, device=self._device)
+                for start, end, dtype in self._outputs
+            ]
+        except RuntimeError as error:
+            sizes = [plan[start:end] for start, end, _ in self._outputs]
+            self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
+
+    def _acquire(self, size: int, symbols: list[int]) -> Tensor:
+        try:
+            return self._arenas.acquire(size)
+        except RuntimeError as error:
+            self._raise_memory(f"{size} bytes of working memory", symbols, error)
+
+    def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
+        values = values_text(symbols, self.artefacts.symbols)
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ErrorId.SJ_SHAPE_010.error(values=values, what=what, reason=reason) from error
+
+    def _all_outputs(
+        self, tensors: Sequence[Tensor], leaves: Sequence[Any], symbols: list[int]
+    ) -> list[Any]:
+        """All leaves of the result, given those that the native code computed."""
+        computed = iter(tensors)
+        values = self.signature.with_derived(symbols)
+        result: list[Any] = []
+        for spec in self.artefacts.outputs:
+            match spec:
+                case TensorOutput():
+                    result.append(next(computed))
+                case InputOutput(index):
+                    result.append(leaves[index])
+                case SizeOutput(size):
+                    result.append(size.evaluate(symbols=values))
+                case ConstantOutput(value):
+                    result.append(value)
+        return result
+
+    # Reports.
+
+    def stats(self) -> report.Stats:
+        """Counters since the program was made, and the memory it holds."""
+        calls, shapes, copies = self._counters.read()
+        return report.Stats(
+            calls=calls,
+            compiles=self._compiles,
+            distinct_shapes=shapes,
+            input_copies=copies,
+            arena_bytes=self._arenas.bytes,
+            weight_bytes=self._weights.bytes,
+            packed_bytes=self._weights.copied_bytes,
+            compile_seconds=dict(self.artefacts.compile_seconds),
+        )
+
+    def explain(self, *args: Any, **kwargs: Any) -> report.Explanation:
+        """What a call with these arguments would run, without running it."""
+        leaves = self.signature.flatten(args, kwargs)
+        symbols = self.signature.bind(leaves)
+        plan = self._planned(self._symbols_type(*symbols), symbols)
+        return report.explain(
+            self.artefacts, self.signature.with_derived(symbols), plan, self._weights.copied_bytes
+        )
+
+    def __repr__(self) -> str:
+        target = self.artefacts.target
+        dims = ", ".join(
+            f"{spec.name}={spec.min}..{'' if spec.max is None else spec.max}"
+            for spec in self.artefacts.symbols
+            if spec.derived is None and spec.equal_to is None
+        )
+        launches = sum(len(kernel.launches) for kernel in self.artefacts.kernels)
+        return (
+            f"Program{self.signature.names} for {target.kind} ({target.cpu}): "
+            f"{dims or 'static shapes'}; {len(self.artefacts.kernels)} kernels, "
+            f"{launches} launches"
+        )
+
+    # Weights and saving.
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """The model's weights by their names in its state dict, constants left out."""
+        return {
+            spec.name: self._weights.value(index)
+            for index, spec in enumerate(self.artefacts.weights)
+            if not spec.constant
+        }
+
+    def all_weights(self) -> list[Tensor]:
+        """The values of all weights and constants, in the order of `artefacts.weights`."""
+        return [self._weights.value(index) for index in range(len(self.artefacts.weights))]
+
+    def save(self, path: str | os.PathLike[str], *, weights: bool = True) -> None:
+        """Write the program to one file, which `shapejit.load` reads.
+
+        Args:
+            path: the file; one that exists is replaced, in one step.
+            weights: write the weights too; without them, `load` needs to be given them.
+
+        Raises:
+            LoadError: the file cannot be written, or the program cannot be saved (SJ-LOAD-012).
+        """
+        from shapejit import archive
+
+        archive.save(self, path, weights=weights)
+
+    def train(self, mode: bool = True) -> Program:
+        """Programs are for inference: `mode` True is an error (SJ-TRAIN-003)."""
+        if mode:
+            raise ErrorId.SJ_TRAIN_003.error()
+        return super().train(False)
+
+    def __getstate__(self) -> NoReturn:
+        raise ErrorId.SJ_LOAD_012.error(
+            path="a pickle",
+            reason="it holds native code",
+            remedy="Use program.save(path) and shapejit.load(path)",
+        )
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        for name, tensor in self.named_weights().items():
+            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = {
+            spec.name: index
+            for index, spec in enumerate(self.artefacts.weights)
+            if not spec.constant
+        }
+        for name, index in names.items():
+            if prefix + name in state_dict:
+                self._weights.assign(index, state_dict[prefix + name], error_msgs)
+            elif strict:
+                missing_keys.append(prefix + name)
+        if strict:
+            unexpected_keys += [
+                key
+                for key in state_dict
+                if key.startswith(prefix) and key[len(prefix) :] not in names
+            ]
+
+
+def _tensor_outputs(artefacts: Artefacts) -> list[tuple[int, int, torch.dtype]]:
+    """Where each tensor output's sizes lie in the plan (start, end), and its dtype."""
+    found = []
+    start = 1
+    for spec in artefacts.outputs:
+        if isinstance(spec, TensorOutput):
+            end = start + len(spec.dims)
+            found.append((start, end, getattr(torch, spec.dtype)))
+            start = end
+    return found
+
+
+def _structurer(tree: TreeSpec) -> Callable[[list[Any]], Any]:
+    """A function from the leaves of a result to the result; quick for flat ones."""
+    if tree.is_leaf():
+        return operator.itemgetter(0)
+    if any(not child.is_leaf() for child in tree.children()):
+        return tree.unflatten
+    if tree.type is tuple:
+        return tuple
+    if tree.type is dict:
+        keys = list(tree.context)
+        return lambda leaves: dict(zip(keys, leaves, strict=True))
+    return tree.unflatten

@@ -1,0 +1,246 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a program tells of itself: `Program.stats()` and `Program.explain()`.
+
+Both are plain data (`to_dict`), and print as tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapejit.artefacts import Artefacts, KernelInfo, SymbolSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_WIDTH = 110
+
+
+class Report:
+    """Base of the reports: data that prints as tables."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+
+        return Group(*self.tables())
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=_WIDTH, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+
+    def tables(self) -> list[Table]:
+        """The tables to print."""
+        raise AssertionError("every report overrides this")
+
+
+@dataclass(frozen=True, repr=False)
+class Stats(Report):
+    """Counters of a program since it was made.
+
+    Attributes:
+        calls: calls that ran.
+        compiles: compilations in this process: 1, or 0 for a loaded program.
+        distinct_shapes: different combinations of sizes seen, counted up to `MAX_SHAPES`.
+        input_copies: inputs that were copied because they were not contiguous.
+        arena_bytes: working memory held now, idle and in use.
+        weight_bytes: memory of the weights themselves, as the model holds them.
+        packed_bytes: memory of packed and contiguous copies of weights, on top.
+        compile_seconds: wall time by stage of the compilation that made the program.
+    """
+
+    calls: int
+    compiles: int
+    distinct_shapes: int
+    input_copies: int
+    arena_bytes: int
+    weight_bytes: int
+    packed_bytes: int
+    compile_seconds: Mapping[str, float]
+
+    def tables(self) -> list[Table]:
+        counters = _table("Calls", "", "value")
+        for name in ("calls", "compiles", "distinct_shapes", "input_copies"):
+            counters.add_row(name.replace("_", " "), str(getattr(self, name)))
+        for name in ("arena_bytes", "weight_bytes", "packed_bytes"):
+            counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))
+        if not self.compile_seconds:
+            return [counters]
+        stages = _table("Compilation", "stage", "seconds")
+        for stage, seconds in self.compile_seconds.items():
+            stages.add_row(stage, f"{seconds:.3f}")
+        stages.add_row("total", f"{sum(self.compile_seconds.values()):.3f}", style="bold")
+        return [counters, stages]
+
+
+@dataclass(frozen=True)
+class SymbolRow:
+    """A dim of the program and its value for the inputs at hand; `max` None is unbounded."""
+
+    name: str
+    value: int
+    min: int
+    max: int | None
+    opt: int | None
+    divisor: int
+    note: str
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """Launches of a kernel with the same iteration space."""
+
+    sizes: tuple[int, ...]
+    count: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel: what it fuses, why, and how often and how large it is launched."""
+
+    name: str
+    kind: str
+    why: str
+    fuses: tuple[str, ...]
+    launches: int
+    at: tuple[LaunchRow, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Report):
+    """What the program does for one set of inputs.
+
+    Attributes:
+        symbols: the dims with their values.
+        kernels: the kernels, in the order of their first launch.
+        launches: kernel launches of one call.
+        arena_bytes: working memory that the call needs.
+        packed_bytes: memory of copies of weights.
+        outputs: sizes of the output tensors.
+    """
+
+    symbols: tuple[SymbolRow, ...]
+    kernels: tuple[KernelRow, ...]
+    launches: int
+    arena_bytes: int
+    packed_bytes: int
+    outputs: tuple[tuple[int, ...], ...]
+
+    def tables(self) -> list[Table]:
+        symbols = _table("Symbols", "name", "value", "range", "note")
+        for row in self.symbols:
+            bounds = f"{row.min}..{'' if row.max is None else row.max}"
+            symbols.add_row(row.name, str(row.value), bounds, row.note)
+        title = f"{len(self.kernels)} kernels, {self.launches} launches"
+        kernels = _table(title, "kernel", "kind", "launches", "sizes", "fuses", "why")
+        for kernel in self.kernels:
+            sizes = [f"{_sizes_text(row.sizes)} x{row.count}" for row in kernel.at]
+            fuses = ", ".join(kernel.fuses)
+            kernels.add_row(
+                kernel.name, kernel.kind, str(kernel.launches), "\n".join(sizes), fuses, kernel.why
+            )
+        memory = _table("Memory", "what", "size")
+        memory.add_row("working memory of the call", bytes_text(self.arena_bytes))
+        memory.add_row("copies of weights", bytes_text(self.packed_bytes))
+        for number, sizes_of_output in enumerate(self.outputs):
+            memory.add_row(f"output {number}", _sizes_text(sizes_of_output))
+        return [symbols, kernels, memory]
+
+
+MAX_SHAPES = 65536
+"""Most combinations of sizes that are told apart, so that counting takes bounded memory."""
+
+
+def explain(
+    artefacts: Artefacts, values: Sequence[int], plan: Sequence[int], packed_bytes: int
+) -> Explanation:
+    """The report for symbols' `values` (derived ones included) and what shapejit_plan gave."""
+    kernels = tuple(_kernel_row(kernel, values) for kernel in artefacts.kernels)
+    return Explanation(
+        symbols=tuple(
+            _symbol_row(spec, value, artefacts.symbols)
+            for spec, value in zip(artefacts.symbols, values, strict=True)
+        ),
+        kernels=kernels,
+        launches=sum(kernel.launches for kernel in kernels),
+        arena_bytes=plan[0],
+        packed_bytes=packed_bytes,
+        outputs=tuple(split_sizes(artefacts, plan)),
+    )
+
+
+def split_sizes(artefacts: Artefacts, plan: Sequence[int]) -> list[tuple[int, ...]]:
+    """The sizes of each tensor output from what shapejit_plan gave."""
+    sizes = []
+    start = 1
+    for rank in artefacts.output_ranks:
+        sizes.append(tuple(plan[start : start + rank]))
+        start += rank
+    return sizes
+
+
+def _symbol_row(spec: SymbolSpec, value: int, symbols: Sequence[SymbolSpec]) -> SymbolRow:
+    notes = []
+    if spec.equal_to is not None:
+        notes.append(f"always equal to {symbols[spec.equal_to].name}")
+    if spec.derived is not None:
+        notes.append(f"{spec.derived.kind} of other sizes")
+    if spec.divisor != 1:
+        notes.append(f"multiple of {spec.divisor}")
+    if spec.opt is not None:
+        notes.append(f"most often {spec.opt}")
+    return SymbolRow(spec.name, value, spec.min, spec.max, spec.opt, spec.divisor, ", ".join(notes))
+
+
+def _kernel_row(kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
+    sources_at: dict[tuple[int, ...], list[str]] = {}
+    launches: dict[tuple[int, ...], int] = {}
+    for launch in kernel.launches:
+        local = [size.evaluate(symbols=values) for size in launch.symbols]
+        sizes = tuple(size.evaluate(symbols=local) for size in kernel.sizes)
+        sources_at.setdefault(sizes, []).extend(launch.sources)
+        launches[sizes] = launches.get(sizes, 0) + 1
+    at = tuple(
+        LaunchRow(sizes, launches[sizes], tuple(dict.fromkeys(sources)))
+        for sizes, sources in sources_at.items()
+    )
+    return KernelRow(kernel.name, kernel.kind, kernel.why, kernel.fuses, len(kernel.launches), at)
+
+
+def bytes_text(count: int) -> str:
+    """``512 B``, ``1.5 KiB``, ``86.6 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def _sizes_text(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes)) if sizes else "scalar"
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        right = column in ("value", "seconds", "launches", "size")
+        table.add_column(column, justify="right" if right else "left")
+    return table
