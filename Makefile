@@ -48,7 +48,7 @@ lit: $(VENV)/.dev ## Run the IR tests of the dialect and the passes
 	@$(BIN)/lit -sv test
 
 pytest: $(VENV)/.dev ## Run the Python tests
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest
 
 format: $(VENV)/.dev ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix-only .

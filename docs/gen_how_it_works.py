@@ -124,17 +124,20 @@ dialect.
 SECTIONS: dict[str, Section] = {
     "canonicalize-shapes": Section(
         """\
-Equal problems get one spelling. The matrix product does not care that its rows are
-`batch x tokens`: both dimensions are collapsed into one of size `s0 * s1`, and so are those of
-the loops around it. What remains is a plain 2-d problem that a kernel for any other number of
-leading dimensions shares.""",
+Equal problems get one spelling. A `shapejit.view` is only a way of reading, an index map from its
+result to its source. Views fold first: their maps are composed into the operations that read
+them, so that the attention reads `x` head by head through its own maps, and writes where the
+matrix product reads. Then the rows collapse: the matrix product does not care that they are
+`batch x tokens`, so both dimensions become one of size `s0 * s1`, and so do those of the loops
+around it. What remains is a plain 2-d problem, which a kernel for any other number of leading
+dimensions shares. The views that are left only regroup contiguous dimensions and move nothing.""",
         whole_module,
     ),
     "fold-views": Section(
         """\
-A `shapejit.view` is only a way of reading: an index map from its result to its source. It is
-composed into the maps of the operations that read it, and disappears. Reshapes, transposes,
-expansions and slices cost nothing after this stage.""",
+Views that appeared since then are folded as well. Reshapes, transposes, expansions and slices
+cost nothing after this stage, except where a map would need a division in the inner loop of a
+micro-kernel; such a view stays, and is copied.""",
         whole_module,
     ),
     "inline-pointwise": Section(
@@ -154,10 +157,10 @@ panels.)""",
     ),
     "form-kernels": Section(
         """\
-What belongs together becomes a `shapejit.kernel`: here the matrix product with its epilogue, and
-the three loops of the norm, which share their rows. A kernel numbers its symbols locally, and its
-`launch` binds them to sizes of the model. Equal kernels thus have equal text, are found by it,
-and are built once, however often a model launches them.""",
+What belongs together becomes a `shapejit.kernel`: here the attention, the matrix product with its
+epilogue, and the three loops of the norm, which share their rows. A kernel numbers its symbols
+locally, and its `launch` binds them to sizes of the model. Equal kernels thus have equal text,
+are found by it, and are built once, however often a model launches them.""",
         whole_module,
     ),
     "lower-to-cpu": Section(
@@ -201,15 +204,20 @@ def page() -> str:
     ).module
     target = HostTarget.from_name("x86-64-v3")
     model = inspect.getsource(Block).replace("{", "{{").replace("}", "}}")
-    parts = [HEAD.format(model=model), _section("import", IMPORT, module)]
+    parts = [HEAD.format(model=model), _section("import", IMPORT, module, before="")]
     for stage in STAGES:
+        before = str(module)
         run_stage(module, stage, target, verify=True)
-        parts.append(_section(stage.name, SECTIONS[stage.name], module))
+        parts.append(_section(stage.name, SECTIONS[stage.name], module, before))
     return "\n".join(parts)
 
 
-def _section(name: str, section: Section, module: Any) -> str:
-    return f"## {name}\n\n{section.text}\n\n```mlir\n{_excerpt(section.show(module))}\n```\n"
+def _section(name: str, section: Section, module: Any, before: str) -> str:
+    if str(module) == before:
+        ir = "For this model nothing is left to do: the module stays as it is above."
+    else:
+        ir = f"```mlir\n{_excerpt(section.show(module))}\n```"
+    return f"## {name}\n\n{section.text}\n\n{ir}\n"
 
 
 def _excerpt(text: str) -> str:
@@ -221,11 +229,23 @@ def _excerpt(text: str) -> str:
 
 
 def _break(line: str) -> list[str]:
-    """Breaks a line of IR before its operands if it is too long; it parses as before."""
-    if len(line) <= WIDTH:
-        return [line]
+    """Breaks a line of IR that is too long, before operands and types; it parses as before."""
     indent = " " * (len(line) - len(line.lstrip()) + 8)
-    return re.sub(r", (?=%\w+(:| at ))", f",\n{indent}", line).splitlines()
+    parts = [line]
+    for breakable in (r", (?=%\w+(:| at ))", r" (?=: \()", r" (?=-> \(?tensor<)", r", (?=tensor<)"):
+        parts = [
+            piece
+            for part in parts
+            for piece in (_split(part, breakable, indent) if len(part) > WIDTH else [part])
+        ]
+    return parts
+
+
+def _split(line: str, breakable: str, indent: str) -> list[str]:
+    """Puts what follows each match on a line of its own; a comma stays where it was."""
+    return re.sub(
+        breakable, lambda match: match.group().rstrip() + "\n" + indent, line
+    ).splitlines()
 
 
 if __name__ == "__main__":

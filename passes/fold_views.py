@@ -115,9 +115,14 @@ class ViewFolder:
             set_access(view, access, source, simple)
 
     def _is_identity(self, view: Any) -> bool:
-        exprs = map_exprs(view.attributes["map"].value)
-        plain = all(e.dim_index == i for i, e in enumerate(exprs))
-        return plain and view.results[0].type == view.operands[0].type
+        if view.results[0].type != view.operands[0].type:
+            return False
+        [access] = accesses(view)
+        # A dim of size one has one index, however it is written.
+        return all(
+            expr.dim_index == i or size == 1
+            for i, (expr, size) in enumerate(zip(access.exprs, access.space, strict=True))
+        )
 
     def _erase_dead_views(self) -> None:
         for op in reversed(sir.operations(self._block)):

@@ -39,7 +39,7 @@ from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.fusion.clusters import KERNEL_OPS, Grouping, graph
 from shapejit.passes.fusion.codec import Codec, Indices, dims
 from shapejit.passes.fusion.outline import Outliner
-from shapejit.passes.fusion.readers import is_live
+from shapejit.passes.fusion.readers import erase_dead
 from shapejit.passes.fusion.views import is_contiguous
 
 
@@ -124,6 +124,4 @@ class FormKernels(Pass):
                     outliner.outline(group.nodes, end)
                 else:
                     group.nodes[0].op.move_before(end)
-            for op in reversed(sir.operations(sir.body(function))):
-                if not is_live(op):
-                    op.erase()
+            erase_dead(sir.body(function))

@@ -48,7 +48,7 @@ from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.fusion import bodies, epilogues
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes
-from shapejit.passes.fusion.readers import is_live, is_read, read_only_by, readers
+from shapejit.passes.fusion.readers import erase_dead, is_live, is_read, read_only_by, readers
 from shapejit.symbolic import Expr
 
 # A value that several iterations need is computed again by each only if that takes at most so many
@@ -370,13 +370,12 @@ class _Function:
         self._block, self._codec = sir.body(function), codec
 
     def run(self) -> None:
+        erase_dead(self._block)
         for op in sir.operations(self._block):
-            # Only ops before the current one are erased, so `op` is alive.
+            # No op after the current one is ever erased, so `op` is there.
             if op.name == "shapejit.loop" and is_live(op):
                 self._visit(op)
-        for op in reversed(sir.operations(self._block)):
-            if not is_live(op):
-                op.erase()
+        erase_dead(self._block)
 
     def _visit(self, loop: Any) -> None:
         loop = bodies.simplify(loop, self._codec)

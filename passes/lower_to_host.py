@@ -50,7 +50,7 @@ from shapejit.passes.plan_memory import source_of
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, register_pass
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Expr, map_exprs
 
 HOST_MODULE = "shapejit_host"
 PLAN_ENTRY = "shapejit_plan"
@@ -226,7 +226,7 @@ class _HostProgram:
             pointers[result] = self._buffer_pointer(entry, str(buffer))
         arguments = [pointers[source_of(v)] for v in op.operands]
         arguments += [pointers[v] for v in op.results]
-        arguments += [entry.size(e) for e in sir.map_exprs(op.attributes["sizes"].value)]
+        arguments += [entry.size(e) for e in map_exprs(op.attributes["sizes"].value)]
         name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
         self._declare(name, [a.type for a in arguments])
         with op.location:

@@ -131,7 +131,10 @@ class RowFinder:
             op, rows = pending.pop()
             for value in self._row_values(op, rows):
                 for loop in _neighbouring_loops(value):
-                    if sir.key(loop) in self.rows or space_of(loop)[: len(rows.sizes)] != rows.sizes:
+                    if (
+                        sir.key(loop) in self.rows
+                        or space_of(loop)[: len(rows.sizes)] != rows.sizes
+                    ):
                         continue
                     found = self._rows(loop, rows.sizes)
                     if _follows(loop, found) and value in self._row_values(loop, found):

@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlir import ir
-from mlir.dialects import arith, math, vector
+from mlir.dialects import arith, vector
 
+from shapejit.passes.cpu.exponential import exp_nonpositive
 from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access, Buffer
@@ -172,6 +173,14 @@ class _Keys:
     keys: Expr
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A row of scores in scratch: its first element's place."""
+
+    buffer: Buffer
+    start: Expr
+
+
 class _BlockedAttention:
     def __init__(self, kernel: KernelFunction, problem: AttentionProblem) -> None:
         self._kernel, self._problem, self._indexer = kernel, problem, kernel.indexer
@@ -186,6 +195,9 @@ class _BlockedAttention:
         self._k = scratch(blocks.keys * blocks.head)
         self._v = scratch(blocks.keys * blocks.value)
         self._scores = scratch(blocks.group * blocks.score_stride)
+        # Masked scores go to a row of their own: in place, a select becomes a masked store, which
+        # is slow on many CPUs.
+        self._masked = scratch(blocks.score_stride) if problem.mask is not None else None
         self._sums = scratch(blocks.queries * blocks.sum_stride)
         self._maxima = scratch(blocks.queries)
         self._totals = scratch(blocks.queries)
@@ -390,107 +402,112 @@ class _BlockedAttention:
     # Softmax --------------------------------------------------------------------------------------
 
     def _softmax(self, block: _Keys, start: Expr, rows: Expr) -> None:
+        """scores = exp(scores - maximum), with what was summed before scaled to the new maximum."""
+
         def query(row: Expr, _: list[Value]) -> Sequence[Value]:
-            if self._problem.mask is not None:
-                self._apply_mask(self._problem.mask, block, start, row)
-            maximum = self._row_maximum(block, start, row)
-            self._row_exponentials(block, start, row, maximum)
+            scores = _Row(self._scores, row * self._blocks.score_stride)
+            seen = scores
+            if self._problem.mask is not None and self._masked is not None:
+                seen = _Row(self._masked, Expr.const(0))
+                self._apply_mask(self._problem.mask, block, start + row, scores, seen)
+            self._softmax_row(block, start + row, seen, scores)
             return ()
 
         self._indexer.loop(0, rows, query)
 
-    def _apply_mask(self, mask: Access, block: _Keys, start: Expr, row: Expr) -> None:
-        """Adds a mask to a row of scores, or makes them -inf where a bool mask is false."""
+    def _apply_mask(
+        self, mask: Access, block: _Keys, query: Expr, scores: _Row, masked: _Row
+    ) -> None:
         indexer = self._indexer
 
         def column(index: Expr, _: list[Value]) -> Sequence[Value]:
-            dims = {**block.fixed, _QUERY: block.m0 + start + row, _KEY: block.n0 + index}
-            offset = indexer.value(row * self._blocks.score_stride + index)
-            score = _masked(self._scores.load(offset), mask.load(indexer, dims))
-            self._scores.store(score, offset)
+            dims = {**block.fixed, _QUERY: block.m0 + query, _KEY: block.n0 + index}
+            score = scores.buffer.load(indexer.value(scores.start + index))
+            value = _masked(score, mask.load(indexer, dims))
+            masked.buffer.store(value, indexer.value(masked.start + index))
             return ()
 
         indexer.loop(0, block.keys, column)
 
-    def _row_maximum(self, block: _Keys, start: Expr, row: Expr) -> Value:
-        """The maximum of a row of scores; those that the query does not see become -inf."""
-        indexer, blocks = self._indexer, self._blocks
-        lowest = identity("max", self._type)
-        lowest_vector = vector.broadcast(self._vector, lowest)
-        i32 = ir.IntegerType.get_signless(32)
-        counts = ir.VectorType.get([blocks.lanes], i32)
-        numbers = [ir.IntegerAttr.get(i32, i) for i in range(blocks.lanes)]
-        lanes = arith.constant(counts, ir.DenseElementsAttr.get(numbers, counts))
-
-        def spread(position: Size) -> Value:
-            return vector.broadcast(counts, arith.index_cast(i32, indexer.value(position)))
-
-        limit = spread(self._row_limit(block, start, row))
-
-        def step(column: Expr, maxima: list[Value]) -> Sequence[Value]:
-            result = []
-            for i, maximum in enumerate(maxima):
-                position = column + i * blocks.lanes
-                offset = indexer.value(row * blocks.score_stride + position)
-                number = arith.addi(spread(position), lanes)
-                seen = arith.cmpi(arith.CmpIPredicate.slt, number, limit)
-                score = self._scores.load_vector(self._vector, offset)
-                score = arith.select(seen, score, lowest_vector)
-                self._scores.store_vector(score, offset)
-                result.append(combine("max", maximum, score))
-            return result
-
-        maxima = indexer.loop(
-            0, block.keys, step, step=blocks.width, init=[lowest_vector, lowest_vector]
-        )
-        both = combine("max", maxima[0], maxima[1])
-        kind = ir.Attribute.parse("#vector.kind<maximumf>")
-        return vector.reduction(self._type, kind, both, fastmath=fastmath("reassoc,nsz"))
-
-    def _row_limit(self, block: _Keys, start: Expr, row: Expr) -> Expr:
-        """How many keys of the block the query sees."""
-        if self._problem.causal is None:
-            return block.keys
-        seen = block.m0 + start + row + self._problem.causal + 1 - block.n0
-        return _clamp(self._indexer, seen, block.keys)
-
-    def _row_exponentials(self, block: _Keys, start: Expr, row: Expr, found: Value) -> None:
-        """scores = exp(scores - maximum), with what was summed before scaled to the new maximum."""
-        indexer, blocks = self._indexer, self._blocks
-        place = indexer.value(start + row)
+    def _softmax_row(self, block: _Keys, query: Expr, seen: _Row, weights: _Row) -> None:
+        """One query's scores, in ``seen``, to weights; ``query`` counts from the block's first."""
+        indexer, place = self._indexer, self._indexer.value(query)
+        self._hide(block, query, seen)
         old = self._maxima.load(place)
-        maximum = combine("max", old, found)
+        maximum = combine("max", old, self._row_maximum(block, seen))
         self._maxima.store(maximum, place)
         # While nothing was seen all is -inf, and -inf - -inf would be NaN.
         lowest, zero = identity("max", self._type), constant(self._type, 0.0)
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, maximum, lowest)
         base = arith.select(nothing, zero, maximum)
-        base_vector = vector.broadcast(self._vector, base)
-
-        def step(column: Expr, totals: list[Value]) -> Sequence[Value]:
-            result = []
-            for i, total in enumerate(totals):
-                offset = indexer.value(row * blocks.score_stride + column + i * blocks.lanes)
-                score = self._scores.load_vector(self._vector, offset)
-                weight = math.exp(arith.subf(score, base_vector))
-                self._scores.store_vector(weight, offset)
-                result.append(arith.addf(total, weight))
-            return result
-
-        zeros = vector.broadcast(self._vector, zero)
-        sums = indexer.loop(0, block.keys, step, step=blocks.width, init=[zeros, zeros])
-        kind = ir.Attribute.parse("#vector.kind<add>")
-        both = arith.addf(*sums)
-        total = vector.reduction(self._type, kind, both, fastmath=fastmath("reassoc"))
-        rescale = math.exp(arith.subf(old, base))
-        self._totals.store(arith.addf(arith.mulf(self._totals.load(place), rescale), total), place)
+        added = self._row_exponentials(block, seen, weights, base)
+        rescale = exp_nonpositive(arith.subf(old, base))
+        total = arith.mulf(self._totals.load(place), rescale)
+        self._totals.store(arith.addf(total, added), place)
 
         def column(index: Expr, _: list[Value]) -> Sequence[Value]:
-            offset = indexer.value((start + row) * blocks.sum_stride + index)
+            offset = indexer.value(query * self._blocks.sum_stride + index)
             self._sums.store(arith.mulf(self._sums.load(offset), rescale), offset)
             return ()
 
-        indexer.loop(0, blocks.value, column)
+        indexer.loop(0, self._blocks.value, column)
+
+    def _hide(self, block: _Keys, query: Expr, seen: _Row) -> None:
+        """Makes the scores of keys that the query does not see -inf, up to the last panel's end."""
+        lowest, width = identity("max", self._type), self._blocks.width
+        limit = block.keys
+        if self._problem.causal is not None:
+            count = block.m0 + query + self._problem.causal + 1 - block.n0
+            limit = _clamp(self._indexer, count, block.keys)
+
+        def column(index: Expr, _: list[Value]) -> Sequence[Value]:
+            seen.buffer.store(lowest, self._indexer.value(seen.start + index))
+            return ()
+
+        self._indexer.loop(limit, (block.keys + width - 1) // width * width, column)
+
+    def _over_row(
+        self,
+        block: _Keys,
+        row: _Row,
+        initial: Value,
+        step: Callable[[Value, Value, Expr], Value],
+    ) -> list[Value]:
+        """Two running vectors over a row of scores: ``step(running, score, index)``."""
+        indexer, lanes = self._indexer, self._blocks.lanes
+
+        def body(column: Expr, running: list[Value]) -> Sequence[Value]:
+            result = []
+            for i, value in enumerate(running):
+                index = column + i * lanes
+                offset = indexer.value(row.start + index)
+                score = row.buffer.load_vector(self._vector, offset)
+                result.append(step(value, score, index))
+            return result
+
+        return indexer.loop(0, block.keys, body, step=2 * lanes, init=[initial, initial])
+
+    def _row_maximum(self, block: _Keys, seen: _Row) -> Value:
+        lowest = constant(self._vector, -float("inf"))
+        maxima = self._over_row(
+            block, seen, lowest, lambda maximum, score, _: combine("max", maximum, score)
+        )
+        kind = ir.Attribute.parse("#vector.kind<maximumf>")
+        both = combine("max", *maxima)
+        return vector.reduction(self._type, kind, both, fastmath=fastmath("reassoc,nsz"))
+
+    def _row_exponentials(self, block: _Keys, seen: _Row, weights: _Row, base: Value) -> Value:
+        """weights = exp(seen - base); returns their sum."""
+        spread_base = vector.broadcast(self._vector, base)
+
+        def step(total: Value, score: Value, index: Expr) -> Value:
+            weight = exp_nonpositive(arith.subf(score, spread_base))
+            weights.buffer.store_vector(weight, self._indexer.value(weights.start + index))
+            return arith.addf(total, weight)
+
+        sums = self._over_row(block, seen, constant(self._vector, 0.0), step)
+        kind = ir.Attribute.parse("#vector.kind<add>")
+        return vector.reduction(self._type, kind, arith.addf(*sums), fastmath=fastmath("reassoc"))
 
     def _finish(self, fixed: dict[int, Size], m0: Expr, count: Expr) -> None:
         indexer, blocks, problem = self._indexer, self._blocks, self._problem
@@ -556,7 +573,7 @@ class _PlainAttention:
             maximum = combine("max", old, score)
             nothing = arith.cmpf(arith.CmpFPredicate.OEQ, maximum, lowest)
             base = arith.select(nothing, zero, maximum)
-            rescale, weight = (math.exp(arith.subf(value, base)) for value in (old, score))
+            rescale, weight = (exp_nonpositive(arith.subf(value, base)) for value in (old, score))
 
             def update(index: Expr, value: Value) -> Value:
                 at = {0: dims[0], 1: dims[1], 2: n, _INNER: start + index}

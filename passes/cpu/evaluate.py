@@ -108,6 +108,17 @@ class LoopKernel:
     inputs: Mapping[Key, tuple[Tensor, Buffer]]
     outputs: tuple[tuple[Key, Buffer], ...]
 
+    def live(self) -> LoopKernel:
+        """The kernel without loops of which nothing is needed."""
+        needed = {key for key, _ in self.outputs}
+        kept: list[Loop] = []
+        for loop in reversed(self.loops):
+            if any(write.tensor in needed for write in loop.writes):
+                kept.append(loop)
+                needed.update(read.tensor for read in loop.reads)
+                needed.update(loop.captures)
+        return LoopKernel(tuple(reversed(kept)), self.inputs, self.outputs)
+
     def result_shape(self, loop: Loop, write: Write) -> tuple[Expr, ...]:
         """Sizes of a result of a loop."""
         return tuple(index.substitute(dims=_sizes(loop.space)) for index in write.indices)

@@ -41,6 +41,7 @@ def emit_loops(kernel: KernelFunction, loops: LoopKernel) -> None:
         LoweringError: a tensor between two loops is too large, or of unknown size, for the
             stack.
     """
+    loops = loops.live()
     rows = shared_rows(loops)
     if rows is not None:
         emit_rows(kernel, loops, rows)

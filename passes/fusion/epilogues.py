@@ -25,7 +25,7 @@ from shapejit import ir as sir
 from shapejit.passes.analysis.accesses import weight_count
 from shapejit.passes.fusion import bodies
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes, dims, has_division
-from shapejit.passes.fusion.readers import read_only_by, readers
+from shapejit.passes.fusion.readers import enclosing_op, read_only_by, readers
 from shapejit.passes.fusion.views import (
     is_contiguous,
     make_reshape,
@@ -190,16 +190,26 @@ def _replace(loop: Any, group: Sequence[Feed], extras: Sequence[Extra], codec: C
         value = make_reshape(gemm.results[0], codec.shape(loop.results[0]), codec, point)
     loop.results[0].replace_all_uses_with(value)
     _read_directly(value, codec)
-    views = [op for f in group for op, _ in sir.users(f.gemm.results[0]) if op.name != loop.name]
-    for view in views:
-        if view.is_before_in_block(loop):
-            continue
-        view.operands[0] = value  # not read: the pass erases it when it gets there
-    loop.erase()
+    _erase(loop, group, value)
+
+
+def _erase(loop: Any, group: Sequence[Feed], value: Any) -> None:
+    """Erases the loop and the gemms, which only it and dead operations read.
+
+    Dead operations in front of the loop go, too. Those after it are left to the pass, which may
+    hold them; they read `value` until then.
+    """
+    others: dict[int, Any] = {}
     for feed in group:
-        for view, _ in sir.users(feed.gemm.results[0]):
-            view.erase()
-        feed.gemm.erase()
+        for user, operand in sir.users(feed.gemm.results[0]):
+            top = enclosing_op(user)
+            if loop.is_before_in_block(top):
+                user.operands[operand] = value
+            elif sir.key(top) != sir.key(loop):
+                others[sir.key(top)] = top
+    loop.erase()  # first: it may read the gemm through one of the others
+    for op in [*others.values(), *(feed.gemm for feed in group)]:
+        op.erase()
 
 
 def _fused_gemm(loop: Any, group: Sequence[Feed], extras: Sequence[Extra], codec: Codec) -> Any:

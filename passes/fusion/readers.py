@@ -27,6 +27,13 @@ def is_live(op: Any) -> bool:
     return op.name == "func.return" or any(is_read(result) for result in op.results)
 
 
+def erase_dead(block: Any) -> None:
+    """Erases the operations of a function that have no effect."""
+    for op in reversed(sir.operations(block)):
+        if not is_live(op):
+            op.erase()
+
+
 def is_read(value: Any) -> bool:
     """Whether a value has a use."""
     return next(iter(value.uses), None) is not None

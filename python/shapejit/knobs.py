@@ -18,6 +18,7 @@ unknown ``SHAPEJIT_*`` variable is a warning. ::
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,6 +135,27 @@ def _choice(variable: str, doc: str, *, choices: tuple[str, ...], default: str) 
     )
 
 
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _bytes(variable: str, doc: str, *, default_text: str) -> Knob[int]:
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]+) ?([KMGT]iB|)", text)
+        if match is None:
+            raise ValueError(text)
+        return int(match[1]) * _UNITS[match[2]]
+
+    return Knob(
+        variable,
+        doc,
+        rule="it must be a number of bytes, such as 1073741824, 512MiB or 1GiB",
+        default=parse(default_text),
+        default_text=default_text,
+        parse=parse,
+        check=lambda value: type(value) is int and 0 <= value < 1 << 63,
+    )
+
+
 class Knobs:
     """The knobs. Use the one instance, `knobs`."""
 
@@ -169,6 +191,37 @@ class Knobs:
         "Progress bar of a compilation; auto shows it when standard error is a terminal.",
         choices=("auto", "on", "off"),
         default="auto",
+    )
+
+    cache: Knob[bool] = _flag(
+        "SHAPEJIT_CACHE",
+        "Keep compiled code on disk for later processes.",
+        default=True,
+    )
+    cache_dir: Knob[str | None] = Knob(
+        "SHAPEJIT_CACHE_DIR",
+        "Folder of the cache; if unset, `shapejit` in `$XDG_CACHE_HOME`, or else in `~/.cache`. "
+        "Nobody but you may be able to write to it.",
+        rule="it must be the path of a folder",
+        default=None,
+        default_text="a folder",
+        parse=str,
+        check=lambda value: value is None or (isinstance(value, str) and value != ""),
+    )
+    cache_read_only: Knob[bool] = _flag(
+        "SHAPEJIT_CACHE_READ_ONLY",
+        "Use what the cache has on disk, and write nothing there.",
+        default=False,
+    )
+    cache_max_bytes: Knob[int] = _bytes(
+        "SHAPEJIT_CACHE_MAX_BYTES",
+        "Most bytes that the cache may take on disk; what was not used for longest goes first.",
+        default_text="4GiB",
+    )
+    cache_memory_bytes: Knob[int] = _bytes(
+        "SHAPEJIT_CACHE_MEMORY_BYTES",
+        "Most bytes of code that the cache keeps in memory beyond what programs use.",
+        default_text="256MiB",
     )
 
     @contextmanager

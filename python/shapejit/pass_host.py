@@ -155,10 +155,14 @@ def _strings(values: Sequence[str]) -> Any:
     return (ctypes.c_char_p * len(values))(*[v.encode() for v in values])
 
 
+def _initial(field: dataclasses.Field[Any]) -> str:
+    """The default of an option as the C++ side reads it: bools are 0 and 1."""
+    default: Any = field.default
+    return str(int(default)) if isinstance(default, bool) else str(default)
+
+
 def _register_native(number: int, entry: RegisteredPass, dialects: Sequence[str]) -> None:
-    initials = [
-        str(int(f.default)) if _option_type(f) is bool else str(f.default) for f in entry.options
-    ]
+    initials = [_initial(f) for f in entry.options]
     kinds = [_OPTION_KINDS[_option_type(f)] for f in entry.options]
     _native.lib.shapejitRegisterPythonPass(
         ctypes.c_int64(number),

@@ -24,14 +24,14 @@ constexpr int32_t kStaticChunked = 33;
 constexpr int32_t kDynamicChunked = 35;
 constexpr int32_t kModifiers = 3 << 29;
 
-/// Threads that the next region of the calling thread may have; forgets a pushed limit.
+/// Threads that the next region of the calling thread may have; forgets a pushed limit. A region in
+/// a region runs on the thread that meets it: the others are busy with the outer one.
 int32_t requestedThreads(ThreadState &state) {
-  int32_t threads = state.threads;
+  int32_t threads = shapejitRtThreads();
   if (state.pushed > 0)
     threads = std::min(threads, state.pushed);
   state.pushed = 0;
-  // A region in a region runs on the thread that meets it: the others are busy with the outer one.
-  return state.current ? 1 : threads;
+  return threads;
 }
 
 void runAlone(ThreadState &state, const Task &task) {
@@ -196,6 +196,7 @@ const ShapejitRtSymbol *shapejitRtSymbols(size_t *count) {
       {"__kmpc_push_num_threads", reinterpret_cast<void *>(pushNumThreads)},
       {"__kmpc_reduce", reinterpret_cast<void *>(reduce)},
       {"__kmpc_reduce_nowait", reinterpret_cast<void *>(reduce)},
+      {"shapejitRtThreads", reinterpret_cast<void *>(shapejitRtThreads)},
   };
   *count = sizeof(symbols) / sizeof(symbols[0]);
   return symbols;

@@ -16,6 +16,9 @@ static constexpr int64_t kSearchNanoseconds = 100'000;
 // Room for a kernel's scratch, whatever limit the process set for its own stacks.
 static constexpr size_t kStackBytes = 8 << 20;
 
+// Threads that one thread wakes at once.
+static constexpr int32_t kWakeUps = 2;
+
 Pool shapejit::rt::pool;
 
 Team *Pool::acquire() {
@@ -34,12 +37,12 @@ void Pool::release(Team *team) { lent.fetch_and(~bit(team), std::memory_order_re
 void Pool::publish(Team *team, uint32_t workers) {
   startWorkers(workers);
   published.fetch_or(bit(team), std::memory_order_seq_cst);
-  wake();
+  wakeSome();
 }
 
 void Pool::retract(Team *team) { published.fetch_and(~bit(team), std::memory_order_relaxed); }
 
-void Pool::wake() {
+void Pool::wakeSome() {
   // A worker that is about to sleep either counts here already, or sees the published team.
   int32_t asleep = sleepers.load(std::memory_order_seq_cst);
   if (asleep == 0)
@@ -51,7 +54,7 @@ void Pool::wake() {
   if (wanted <= 0)
     return;
   wakeUps.fetch_add(1, std::memory_order_seq_cst);
-  futexWake(wakeUps, std::min(wanted, asleep));
+  futexWake(wakeUps, std::min(wanted, kWakeUps));
 }
 
 // Workers.
@@ -59,12 +62,19 @@ void Pool::wake() {
 void *Pool::workerMain(void *pool) { static_cast<Pool *>(pool)->work(); }
 
 void Pool::work() {
+  bool wasAsleep = false;
   for (;;) {
     int32_t thread;
-    if (Team *team = join(thread))
-      team->runAsWorker(thread);
-    else
+    Team *team = join(thread);
+    if (!team) {
       sleep();
+      wasAsleep = true;
+      continue;
+    }
+    if (wasAsleep)
+      wakeSome();
+    wasAsleep = false;
+    team->runAsWorker(thread);
   }
 }
 

@@ -18,7 +18,8 @@ namespace shapejit::rt {
 ///
 /// Workers are daemons: started when a region first wants them, asleep while there is nothing to
 /// do, never joined. All they touch between regions is the pool, which is never destroyed. So they
-/// need no farewell when the process ends.
+/// need no farewell when the process ends. A worker that was woken wakes others in turn, so that
+/// the thread that starts a region need not wake them all.
 class Pool {
 public:
   /// Regions that can be open at once; each needs a thread that starts it.
@@ -32,7 +33,7 @@ public:
   Team *acquire();
   void release(Team *team);
 
-  /// Lets workers join an open team, and starts or wakes some if too few are awake.
+  /// Lets workers join an open team, and starts or wakes them if too few are awake.
   void publish(Team *team, uint32_t workers);
   /// Ends what `publish` began.
   void retract(Team *team);
@@ -51,7 +52,7 @@ private:
   Team *tryJoin(int32_t &thread);
   bool anyOpen() const;
   void sleep();
-  void wake();
+  void wakeSome();
   void startWorkers(int32_t count);
   bool startWorker();
   void abandonTeams();

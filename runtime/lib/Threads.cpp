@@ -11,7 +11,7 @@ using namespace shapejit::rt;
 
 void shapejitRtRun(ShapejitRtEntry entry, const int64_t *symbols, void **buffers, void *arena,
                    int32_t threads) {
-  int32_t previous = shapejitRtThreads();
+  int32_t previous = threadState.threads;
   shapejitRtSetThreads(threads);
   entry(symbols, buffers, arena);
   threadState.threads = previous;
@@ -21,6 +21,6 @@ void shapejitRtSetThreads(int32_t threads) {
   threadState.threads = std::clamp(threads, 1, Pool::kMaxThreads);
 }
 
-int32_t shapejitRtThreads(void) { return threadState.threads; }
+int32_t shapejitRtThreads(void) { return threadState.current ? 1 : threadState.threads; }
 
 int32_t shapejitRtWorkers(void) { return pool.workers(); }

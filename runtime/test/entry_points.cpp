@@ -156,7 +156,7 @@ void testNesting() {
     kmpc::dynamicLoop(6, 1, [&](uint64_t i) {
       int32_t outer = kmpc::threadNum();
       kmpc::parallel([&] {
-        CHECK(kmpc::threadNum() == 0);
+        CHECK(kmpc::threadNum() == 0 && shapejitRtThreads() == 1);
         kmpc::dynamicLoop(5, 2, [&](uint64_t j) { visits(5 * i + j); });
         kmpc::barrier();
       });

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from reference.interpreter import Interpreter
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from reference.interpreter import Interpreter
 from shapejit import artefacts
 from shapejit.importer import ImportedModel, import_model
 
@@ -102,9 +102,7 @@ class Imported:
         """The result of a call, by the interpreter: numpy arrays in the model's structure."""
         leaves = [leaf for value in (*args, *kwargs.values()) for leaf in pytree.tree_leaves(value)]
         tensors = [doubled(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        results = iter(
-            self.interpreter.run([t.detach().numpy() for t in tensors] + self.weights)
-        )
+        results = iter(self.interpreter.run([t.detach().numpy() for t in tensors] + self.weights))
         outputs: list[Any] = []
         for spec in self.imported.outputs:
             match spec:

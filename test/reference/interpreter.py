@@ -21,9 +21,9 @@ from typing import Any
 
 import mlir.ir as ir
 import numpy as np
-from reference.scalar_semantics import SCALAR_OPS, numpy_type
 
 import shapejit.ir as sir
+from reference.scalar_semantics import SCALAR_OPS, numpy_type
 from shapejit.symbolic import Expr, map_exprs
 
 Array = np.ndarray
@@ -40,7 +40,7 @@ _COMBINE: dict[str, Any] = {
 
 
 class InterpreterError(AssertionError):
-    """The module does something that no legal program does: an index out of bounds, a wrong size."""
+    """The module does what no legal program does: an index out of bounds, a wrong size."""
 
 
 class Interpreter:
@@ -159,7 +159,9 @@ class _Frame:
         expected = self.sizes(sir.shape_of(value))
         actual = self.env[value].shape
         if actual != expected:
-            raise InterpreterError(f"{what} has sizes {actual}, its type {value.type} says {expected}")
+            raise InterpreterError(
+                f"{what} has sizes {actual}, its type {value.type} says {expected}"
+            )
 
     def sizes(self, sizes: Sequence[Expr]) -> tuple[int, ...]:
         """Values of symbolic sizes."""
@@ -181,7 +183,10 @@ class _Frame:
     def read(self, tensor: Array, affine_map: Any, space: Sequence[int]) -> Array:
         """`tensor` at a map over a grid; a dim of the grid that the map ignores has size one."""
         if 0 in space:
-            return np.zeros(tuple(space), tensor.dtype)
+            used = set().union(*(e.dims() for e in map_exprs(affine_map)))
+            return np.zeros(
+                [size if i in used else 1 for i, size in enumerate(space)], tensor.dtype
+            )
         rank = len(space)
         indices = self.indices(affine_map, space)
         self.check_bounds(tensor, indices, str(affine_map))
@@ -218,7 +223,9 @@ class _Frame:
         ]
         values = self.run_body(sir.body(op), inputs, space)
         return [
-            self._combine(np.broadcast_to(value, space), kind, out, element=result.type.element_type)
+            self._combine(
+                np.broadcast_to(value, space), kind, out, element=result.type.element_type
+            )
             for value, kind, out, result in zip(
                 values, sir.kinds(op), maps[len(op.operands) :], op.results, strict=True
             )

@@ -54,7 +54,7 @@ keys = st.builds(VariantKey, **FIELDS)
 
 
 def test_the_strategies_cover_every_field() -> None:
-    assert FIELDS.keys() == {field.name for field in dataclasses.fields(VariantKey)}
+    assert FIELDS.keys() == {field.name for field in dataclasses.fields(VariantKey) if field.init}
 
 
 @given(keys, keys)
@@ -178,7 +178,7 @@ def test_a_name_given_twice_is_refused() -> None:
 def test_surrogates_cannot_pass_for_the_character_that_they_spell() -> None:
     assert sample_key(text="\U0001f600").digest
     with pytest.raises(UnicodeEncodeError):
-        _ = sample_key(text="\ud83d\ude00").digest
+        sample_key(text="\ud83d\ude00")
 
 
 def test_records_are_readable() -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
+
 from reference.importing import Imported, quick, sizes
 
 # x is [a, b, 6], w [8, 6], v [6], z [a, 6, b].
@@ -36,8 +37,9 @@ CONTRACTIONS = {
     "matmul_3_2": lambda x, w, v, z: x @ w.t(),
     "matmul_3_3": lambda x, w, v, z: x @ z,
     "matmul_4_3": lambda x, w, v, z: x.unsqueeze(0) @ z,
-    "matmul_4_4": lambda x, w, v, z: x.view(x.shape[0], x.shape[1], 2, 3).transpose(1, 2)
-    @ z.view(x.shape[0], 2, 3, -1),
+    "matmul_4_4": lambda x, w, v, z: (
+        x.view(x.shape[0], x.shape[1], 2, 3).transpose(1, 2) @ z.view(x.shape[0], 2, 3, -1)
+    ),
     "matmul_broadcast": lambda x, w, v, z: x.unsqueeze(1) @ z.unsqueeze(0),
     "matmul_outer": lambda x, w, v, z: x[..., :1] @ x[:, :1, :],
     "mv": lambda x, w, v, z: torch.mv(w, v),
@@ -126,7 +128,13 @@ ATTENTION = {
 def attention() -> Imported:
     q, k, v = torch.randn(3, 4, 5, 8), torch.randn(3, 4, 7, 8), torch.randn(3, 4, 7, 6)
     examples = [q, k, v, torch.randn(3, 2, 7, 8), torch.ones(3, 7, dtype=torch.bool)]
-    dims = [{0: "b", 2: "m"}, {0: "b", 2: "n"}, {0: "b", 2: "n"}, {0: "b", 2: "n"}, {0: "b", 1: "n"}]
+    dims = [
+        {0: "b", 2: "m"},
+        {0: "b", 2: "n"},
+        {0: "b", 2: "n"},
+        {0: "b", 2: "n"},
+        {0: "b", 1: "n"},
+    ]
     return Imported.table(ATTENTION, examples, dims, low=1, high=9)
 
 

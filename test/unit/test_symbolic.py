@@ -20,6 +20,8 @@ from shapejit.symbolic import (
     Expr,
     Ranges,
     delinearize,
+    invert_map,
+    is_reshape,
     linearize,
     map_exprs,
     parse,
@@ -529,3 +531,84 @@ def test_reshape_map_names_both_shapes() -> None:
     message = r"cannot reshape \[s0, 4\] to \[s1, 4\]: the element counts 4\*s0 and 4\*s1 differ"
     with pytest.raises(ValueError, match=message):
         reshape_map([S[0], 4], [S[1], 4])
+
+
+# Rearrangements -----------------------------------------------------------------------------------
+
+RANGES = {0: (1, 64), 1: (1, 512)}
+
+
+@pytest.mark.parametrize(
+    ("exprs", "src", "dst", "inverse"),
+    [
+        ("d1, d0", [S[0], 8], [8, S[0]], "d1, d0"),
+        ("d0, d2//32, d1, d2%32", [S[0], 12, S[1], 32], [S[0], S[1], 384], "d0, d2, 32*d1 + d3"),
+        ("d0, d2, 32*d1 + d3", [S[0], S[1], 384], [S[0], 12, S[1], 32], "d0, d2//32, d1, d2 % 32"),
+        (
+            "d0//s1, d1//32, d0 % s1, d1 % 32",
+            [S[0], 12, S[1], 32],
+            [S[0] * S[1], 384],
+            "s1*d0 + d2, 32*d1 + d3",
+        ),
+        ("d0//6, d0//2 % 3, d0 % 2", [S[0], 3, 2], [6 * S[0]], "6*d0 + 2*d1 + d2"),
+        ("6*d0 + 2*d1 + d2", [6 * S[0]], [S[0], 3, 2], "d0//6, (d0//2) % 3, d0 % 2"),
+        ("d0, 0, d1", [S[0], 1, 4], [S[0], 4], "d0, d2"),
+        ("d0, d2", [S[0], 4], [S[0], 1, 4], "d0, 0, d1"),
+        ("", [], [1], "0"),
+    ],
+)
+def test_invert_map(exprs: str, src: list[Expr | int], dst: list[Expr | int], inverse: str) -> None:
+    found = invert_map([parse(e) for e in exprs.split(",") if e], src, dst, RANGES)
+    assert found is not None
+    assert ", ".join(map(str, found)) == inverse
+
+
+@pytest.mark.parametrize(
+    ("exprs", "src", "dst"),
+    [
+        ("d0", [S[0]], [S[0], 2]),  # repeats
+        ("d0, 0", [S[0], 2], [S[0]]),  # omits
+        ("d0 % 2, d0 % 2", [2, 2], [4]),  # repeats and omits
+        ("d0 + d1", [4], [2, 2]),
+        ("3 - d0", [4], [4]),  # all elements, but in no order that is understood
+        ("d0, d0 // s0", [S[0], S[1]], [S[0] * S[1]]),
+    ],
+)
+def test_invert_map_gives_up(exprs: str, src: list[Expr | int], dst: list[Expr | int]) -> None:
+    assert invert_map([parse(e) for e in exprs.split(",")], src, dst, RANGES) is None
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([12, 24, 36, 60]).flatmap(
+        lambda n: st.tuples(_factorings(n), _factorings(n), _factorings(n), st.randoms())
+    )
+)
+def test_inverse_of_reshape_transpose_reshape(
+    drawn: tuple[list[int], list[int], list[int], random.Random],
+) -> None:
+    src, middle, dst, generator = drawn
+    order = list(range(len(middle)))
+    generator.shuffle(order)
+    turned = [middle[i] for i in order]
+    # dst -> turned -> middle -> src, as indices of dst
+    outer = reshape_map(turned, dst)
+    turn = {old: outer[new] for new, old in enumerate(order)}
+    exprs = [e.substitute(dims=turn).simplify(dim_sizes=dst) for e in reshape_map(src, middle)]
+
+    array = np.arange(np.prod(src, dtype=int)).reshape(src)
+    moved = array.reshape(middle).transpose(order).reshape(dst)
+    assert is_reshape(exprs, src, dst) == bool((moved.ravel() == array.ravel()).all())
+    inverse = invert_map(exprs, src, dst)
+    if inverse is None:
+        return
+    for index in itertools.product(*map(range, src)):
+        assert moved[tuple(e.evaluate(dims=index) for e in inverse)] == array[index]
+
+
+def test_is_reshape() -> None:
+    rows = [parse("d0//s1"), parse("d0 % s1"), D[1]]
+    assert is_reshape(rows, [S[0], S[1], 8], [S[0] * S[1], 8])
+    assert not is_reshape(rows, [S[1], S[0], 8], [S[0] * S[1], 8])
+    assert not is_reshape([D[1], D[0]], [S[0], S[1]], [S[1], S[0]])
+    assert not is_reshape([D[0]], [S[0]], [S[0], S[1]])

@@ -8,12 +8,12 @@ folder is warned of once, trouble with an entry once an entry.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,7 +67,7 @@ class DiskTier:
         self.pruned_bytes = 0
         self.write_errors = 0
         self._storage = Storage(root)
-        self._index = Index(root, self._storage.files, self._warn_of_index)
+        self._index = Index(self._storage, self._warn_of_index)
         self._lock = threading.Lock()  # of the counters and what follows
         self._refusal: str | None = None
         self._trouble: str | None = None
@@ -76,7 +76,9 @@ class DiskTier:
         self._swept = False
         self._uses = _PendingUses()
         # At exit too: a process that only reads is to count as a user of what it read.
-        self._finish = weakref.finalize(self, _finish, self._uses, self._index, os.getpid())
+        self._finish = weakref.finalize(
+            self, _finish, self._uses, self._index, self._storage, os.getpid()
+        )
 
     @property
     def state(self) -> str:
@@ -108,7 +110,7 @@ class DiskTier:
             header, payload = decode(data, digest)
         except RefusedError as error:
             self._refuse(error, digest)
-            return Lookup("refused")
+            return Lookup("missing" if error.folder else "refused")
         except CorruptEntryError as error:
             self._rejected.add(digest)
             warn(f"entry {digest[:16]} in {self.root} is built again: {error}.")
@@ -156,7 +158,7 @@ class DiskTier:
         try:
             total = self._index.add(digest, size, time.time_ns())
         except UnavailableError:
-            return  # the next pruning enters it
+            total = self.usage()[1]
         if total > self.max_bytes:
             self.prune(int(self.max_bytes * _PRUNE_TO))
 
@@ -237,7 +239,7 @@ class DiskTier:
 
     def flush(self) -> None:
         """Note pending uses in the index."""
-        _note(self._uses, self._index)
+        _note(self._uses, self._index, self._storage)
 
     def close(self) -> None:
         """Note pending uses in the index, for the last time."""
@@ -329,17 +331,22 @@ class _PendingUses:
             return taken
 
 
-def _note(pending: _PendingUses, index: Index) -> None:
+def _note(pending: _PendingUses, index: Index, storage: Storage) -> None:
+    """Write pending uses to the index, or else to the times of the files."""
     uses = pending.take()
-    if uses:
-        with suppress(UnavailableError):  # the order of deletion is then a little off
-            index.touch(uses)
+    if not uses:
+        return
+    try:
+        index.touch(uses)
+    except UnavailableError:
+        for digest, use in uses.items():
+            _attempt(functools.partial(storage.touch, digest, use.used))
 
 
-def _finish(pending: _PendingUses, index: Index, owner: int) -> None:
+def _finish(pending: _PendingUses, index: Index, storage: Storage, owner: int) -> None:
     """At the end: uses of a parent are not noted again by its forked child."""
     if owner == os.getpid():
-        _note(pending, index)
+        _note(pending, index, storage)
 
 
 def _attempt(act: Callable[[], object]) -> bool:

@@ -7,23 +7,23 @@ hint and nothing else: what is loaded is found by name and checked on its own, a
 index is made again from the files, and a busy one is passed over.
 
 The rollback journal is used and not the write-ahead log: home folders are often on network file
-systems, where the latter does not work, and transactions are few and short. Each has a connection
-of its own, since connections must not survive a fork. Not synchronous: after a loss of power the
-index may have to be made again.
+systems, where the latter does not work, and transactions are few and short. Not synchronous: after
+a loss of power the index may have to be made again. A forked child does without the index: threads
+that it does not have may have held SQLite's own locks.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from shapejit.cache.storage import RefusedError, StoredFile, plain_file
+from shapejit.cache.storage import RefusedError, Storage, StoredFile, plain_file
 
 T = TypeVar("T")
 
@@ -67,19 +67,13 @@ class Index:
     """The index of a cache folder.
 
     Args:
-        folder: the cache's folder, which exists and is to be trusted.
-        files: lists what there is, to make a new index from.
+        storage: the folder; its files are what a new index is made from.
         on_rebuild: called with the reason when a damaged index is made again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        files: Callable[[], Iterable[StoredFile]],
-        on_rebuild: Callable[[str], None],
-    ) -> None:
-        self._path = folder / FILE_NAME
-        self._files = files
+    def __init__(self, storage: Storage, on_rebuild: Callable[[str], None]) -> None:
+        self._storage = storage
+        self._path = storage.root / FILE_NAME
         self._on_rebuild = on_rebuild
         # One connection at a time: closing one would drop the POSIX locks of another.
         self._lock = threading.Lock()
@@ -145,6 +139,8 @@ class Index:
             raise UnavailableError(str(error)) from error
 
     def _attempt(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        if _forked:
+            raise UnavailableError("this process was forked")
         try:
             with self._connection() as connection:
                 return run(connection)
@@ -154,7 +150,9 @@ class Index:
             if kind in _DAMAGED:
                 raise _DamagedError(str(error)) from error
             raise UnavailableError(str(error)) from error
-        except (RefusedError, ValueError, TypeError) as error:
+        except RefusedError as error:
+            raise (UnavailableError if error.folder else _DamagedError)(str(error)) from error
+        except (ValueError, TypeError) as error:
             raise _DamagedError(str(error)) from error
         except OSError as error:
             raise UnavailableError(str(error)) from error
@@ -164,6 +162,8 @@ class Index:
         """A connection with a transaction that may write, committed at the end."""
         uri = f"file:{urllib.parse.quote(str(self._path))}?mode=rwc"
         with self._lock:
+            if not self._storage.exists():
+                raise UnavailableError("there is no folder")
             plain_file(self._path)
             with closing(
                 sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
@@ -179,13 +179,24 @@ class Index:
         exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'entries'"
         if connection.execute(exists).fetchone() is None:
             connection.execute(_SCHEMA)
-            rows = [(file.digest, file.bytes, file.changed) for file in self._files()]
+            rows = [(file.digest, file.bytes, file.changed) for file in self._storage.files()]
             connection.executemany(_ADD, rows)
 
     def _delete(self) -> None:
         for suffix in ("", "-journal"):
             with suppress(OSError):
                 self._path.with_name(f"{self._path.name}{suffix}").unlink(missing_ok=True)
+
+
+_forked = False
+
+
+def _after_fork_in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _total(connection: sqlite3.Connection) -> int:

@@ -4,12 +4,16 @@
 
 An object file defines a symbol, and the host program calls it. For a kernel to be shared by models
 that name it differently, its name must not depend on the model: it is made from the key, and the
-launches are changed to it.
+launches are changed to it. A kernel that the cache has is then taken out of the module, so that
+nothing of it is lowered. ::
+
+    shapejit.kernel @rows0 symbols 1 (..) {..}        module @sj_loop_2c26.. attributes {..} {}
+    shapejit.kernel @gemm1 symbols 1 (..) {..}   ->   shapejit.kernel @sj_gemm_fcde.. (..) {..}
+    shapejit.launch @rows0 ..                         shapejit.launch @sj_loop_2c26.. ..
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +21,8 @@ import mlir.ir as ir
 
 from shapejit import ir as sir
 from shapejit.cache import fingerprint
-from shapejit.cache.key import Items, TargetKey, VariantKey, sorted_items, split_features
-from shapejit.cache.key import text_digest as digest_of
+from shapejit.cache.key import TargetKey, VariantKey, sorted_items, split_features, text_digest
+from shapejit.cache.objects import Fetched, ObjectCache
 from shapejit.codegen import HostTarget
 
 #: Stands for a kernel's name in the text that is hashed.
@@ -27,9 +31,20 @@ _NAME_DIGITS = 32  # of the digest: 128 bits
 
 _CONTRACTIONS = ("shapejit.gemm", "shapejit.attention")
 
-#: Element alignment is all that the CPU's code assumes of the buffers that it is given.
-_ALIGNMENT = 1
-_INDEX_BITS = 64
+
+@dataclass(frozen=True)
+class Recipe:
+    """How IR becomes native code, apart from what the sources of the passes say.
+
+    Attributes:
+        target: the CPU.
+        opt_level: LLVM's optimisation level, 0 to 3.
+        pipeline: the pass pipelines with their options, as text.
+    """
+
+    target: HostTarget
+    opt_level: int
+    pipeline: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class Unit:
     Attributes:
         key: its key.
         text: the IR that the key covers, without names and locations.
-        symbol: the name that its entry point gets.
+        symbol: the name that its module and its entry point have.
     """
 
     key: VariantKey
@@ -47,29 +62,28 @@ class Unit:
     symbol: str
 
 
-def name_kernels(module: Any, target: HostTarget, opt_level: int) -> dict[str, Unit]:
+def name_kernels(module: Any, recipe: Recipe) -> dict[str, Unit]:
     """Gives every ``shapejit.kernel`` of a module the name that its key determines, in place.
 
     Launches are changed to the new names, and of kernels that are the same one is left.
 
     Args:
         module: the module after ``shapejit-form-kernels``.
-        target: the CPU that it is compiled for.
-        opt_level: LLVM's optimisation level.
+        recipe: how its kernels are compiled.
 
     Returns:
-        The units by their new names, in program order.
+        The kernels by their new names, in program order.
     """
     names: dict[str, str] = {}
     units: dict[str, Unit] = {}
     for name, op in sir.kernels(module).items():
-        unit = kernel_unit(op, target, opt_level)
+        unit = kernel_unit(op, recipe)
         names[name] = unit.symbol
         if unit.symbol in units:
             op.erase()
-            continue
-        units[unit.symbol] = unit
-        op.attributes["sym_name"] = ir.StringAttr.get(unit.symbol, op.context)
+        else:
+            units[unit.symbol] = unit
+            op.attributes["sym_name"] = ir.StringAttr.get(unit.symbol, op.context)
     for op in sir.walk(module.operation):
         if op.name == "shapejit.launch":
             name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
@@ -77,7 +91,41 @@ def name_kernels(module: Any, target: HostTarget, opt_level: int) -> dict[str, U
     return units
 
 
-def kernel_unit(op: Any, target: HostTarget, opt_level: int) -> Unit:
+def take_found(module: Any, units: dict[str, Unit], cache: ObjectCache) -> dict[str, Fetched]:
+    """Replaces every kernel whose code the cache has by an empty module of its name.
+
+    Such a module is how a kernel that is lowered already appears to launches.
+
+    Args:
+        module: the module after `name_kernels`.
+        units: what `name_kernels` gave.
+        cache: where to look.
+
+    Returns:
+        The code of the kernels that were replaced, by name.
+    """
+    found: dict[str, Fetched] = {}
+    for name, op in sir.kernels(module).items():
+        fetched = cache.get(units[name].key)
+        if fetched is None:
+            continue
+        found[name] = fetched
+        with op.context, op.location:
+            empty = ir.Operation.create(
+                "builtin.module",
+                attributes={
+                    "sym_name": ir.StringAttr.get(name),
+                    "shapejit.target": ir.StringAttr.get("cpu"),
+                },
+                regions=1,
+                ip=ir.InsertionPoint(op),
+            )
+            empty.regions[0].blocks.append()
+        op.erase()
+    return found
+
+
+def kernel_unit(op: Any, recipe: Recipe) -> Unit:
     """The unit of a ``shapejit.kernel``, which is left as it is."""
     name = op.attributes["sym_name"]
     op.attributes["sym_name"] = ir.StringAttr.get(_PLACEHOLDER, op.context)
@@ -85,69 +133,56 @@ def kernel_unit(op: Any, target: HostTarget, opt_level: int) -> Unit:
         text = _text(op)
     finally:
         op.attributes["sym_name"] = name
-    body = sir.body(op)
-    *ops, terminator = sir.operations(body)
+    block = sir.body(op)
+    *ops, terminator = sir.operations(block)
     leader = _leader(ops)
     key = _key(
-        kind=leader.name.removeprefix("shapejit."),
-        dtypes=_dtypes([*body.arguments, *terminator.operands]),
+        leader.name.removeprefix("shapejit."),
+        text,
+        recipe,
+        dtypes=_dtypes([*block.arguments, *terminator.operands]),
         layouts=tuple(map(str, sir.op_maps(leader))) if "maps" in leader.attributes else (),
         epilogue=_epilogue(leader),
-        text=text,
-        schedule={"panel": target.panel},
-        target=target,
-        opt_level=opt_level,
     )
     return Unit(key, text, f"sj_{key.kind}_{key.digest[:_NAME_DIGITS]}")
 
 
-def host_unit(module: Any, target: HostTarget, opt_level: int) -> Unit:
+def host_unit(module: Any, recipe: Recipe) -> Unit:
     """The unit of the module ``@shapejit_host`` after ``shapejit-lower-to-host``.
 
-    Its text holds the names of the kernels; they are made from the kernels' keys, so that two host
-    programs with one key call the same kernels.
+    Its text names the kernels that it calls. Their names are made from their keys, so that two host
+    programs of one key call the same code.
     """
     text = _text(module.operation)
-    key = _key(
-        kind="host",
-        dtypes=(),
-        layouts=(),
-        epilogue="",
-        text=text,
-        schedule={},
-        target=target,
-        opt_level=opt_level,
-    )
-    return Unit(key, text, ir.StringAttr(module.operation.attributes["sym_name"]).value)
+    symbol = ir.StringAttr(module.operation.attributes["sym_name"]).value
+    return Unit(_key("host", text, recipe), text, symbol)
 
 
 def _key(
-    *,
     kind: str,
-    dtypes: tuple[str, ...],
-    layouts: tuple[str, ...],
-    epilogue: str,
     text: str,
-    schedule: Mapping[str, int],
-    target: HostTarget,
-    opt_level: int,
+    recipe: Recipe,
+    *,
+    dtypes: tuple[str, ...] = (),
+    layouts: tuple[str, ...] = (),
+    epilogue: str = "",
 ) -> VariantKey:
-    schedule_items: Items = sorted_items(schedule)
+    target = recipe.target
     return VariantKey(
         kind=kind,
         dtypes=dtypes,
         layouts=layouts,
         math_mode="ieee",
         epilogue=epilogue,
-        text=digest_of(text),
-        schedule=schedule_items,
-        alignment=_ALIGNMENT,
+        text=text_digest(text),
+        schedule=sorted_items({"panel": target.panel, "pipeline": recipe.pipeline}),
+        alignment=1,  # CPU code takes buffers to be aligned to their elements only
         parameters="by-value",
-        index_bits=_INDEX_BITS,
+        index_bits=64,
         target=TargetKey(
             target.triple, target.cpu, split_features(target.features), target.vector_bytes
         ),
-        opt_level=opt_level,
+        opt_level=recipe.opt_level,
         toolchain=fingerprint.toolchain(),
         passes=fingerprint.pass_digest(),
     )
@@ -175,4 +210,4 @@ def _epilogue(leader: Any) -> str:
     if leader.name not in _CONTRACTIONS or not any(len(r.blocks) for r in leader.regions):
         return ""
     ops = (str(op) for region in leader.regions for block in region.blocks for op in block)
-    return digest_of("\n".join(ops))
+    return text_digest("\n".join(ops))

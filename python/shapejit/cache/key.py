@@ -14,8 +14,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 Scalar: TypeAlias = int | bool | str
@@ -80,6 +79,7 @@ class VariantKey:
         opt_level: LLVM's optimisation level, 0 to 3.
         toolchain: versions by name of all that takes part in code generation.
         passes: digest of the passes and of the code generator.
+        digest: SHA-256 of the record in hexadecimal.
     """
 
     kind: str
@@ -96,6 +96,7 @@ class VariantKey:
     opt_level: int
     toolchain: Items
     passes: str
+    digest: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check(self, ("kind", "math_mode", "epilogue", "text", "parameters", "passes"), str)
@@ -104,15 +105,12 @@ class VariantKey:
         _check_strings(self, ("dtypes", "layouts"))
         object.__setattr__(self, "schedule", _sorted_items("schedule", self.schedule))
         object.__setattr__(self, "toolchain", _sorted_items("toolchain", self.toolchain))
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the record in hexadecimal."""
-        return record_digest(self.record())
+        object.__setattr__(self, "digest", record_digest(self.record()))
 
     def record(self) -> dict[str, Any]:
         """The record as JSON values."""
-        fields = dataclasses.asdict(self)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        fields["target"] = dataclasses.asdict(self.target)
         fields["schedule"] = dict(self.schedule)
         fields["toolchain"] = dict(self.toolchain)
         return fields

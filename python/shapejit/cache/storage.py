@@ -132,6 +132,16 @@ class Storage:
                 return False
             return True
 
+    def touch(self, digest: str, now: int) -> None:
+        """Give an entry's file a time of last change, in nanoseconds since the epoch.
+
+        Raises:
+            RefusedError, OSError: as `read`.
+        """
+        with self._folder() as folder, suppress(FileNotFoundError):
+            if folder is not None:
+                os.utime(_name(digest), ns=(now, now), dir_fd=folder, follow_symlinks=False)
+
     def files(self) -> list[StoredFile]:
         """All entries' files, in no order; what else lies in the folder is left out.
 

@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     # Passes.
     "LLVMCreatePassBuilderOptions": (c_void_p, []),
     "LLVMDisposePassBuilderOptions": (None, [c_void_p]),
+    "LLVMPassBuilderOptionsSetLoopUnrolling": (None, [c_void_p, c_int]),
     "LLVMRunPasses": (c_void_p, [c_void_p, c_char_p, c_void_p, c_void_p]),
     # ORC.
     "LLVMOrcCreateLLJIT": (c_void_p, [_Out, c_void_p]),

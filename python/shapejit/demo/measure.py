@@ -23,10 +23,15 @@ MIN_COSINE = 0.99999
 
 @dataclass(frozen=True)
 class Timing:
-    """Wall time of calls at one shape, in milliseconds."""
+    """Wall time of calls at one shape, in milliseconds; ``later`` is empty in a quick run."""
 
     first: float
-    median: float
+    later: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        """Of the later calls if there were any."""
+        return statistics.median(self.later or (self.first,))
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Result:
 class Summary:
     """The demo's verdict over all shapes.
 
-    ``longest_stall_ms`` is by how much the first call at a shape took longer than later ones.
+    ``longest_stall_ms`` is by how much the first call at a shape took longer than later ones; None
+    if there were none.
     """
 
     shapes: int
@@ -63,7 +69,7 @@ class Summary:
     worst_cosine: float
     wrong_rows: int
     geomean_speedup: float
-    longest_stall_ms: float
+    longest_stall_ms: float | None
 
     @property
     def passed(self) -> bool:
@@ -80,13 +86,13 @@ def time_calls(call: Callable[[], Tensor], budget_ms: float) -> tuple[Tensor, Ti
     result = call()
     first = (time.perf_counter() - start) * 1e3
     if not budget_ms:
-        return result, Timing(first, first)
+        return result, Timing(first)
     times = []
     for _ in range(min(max(int(budget_ms / max(first, 1e-3)), 1), 9)):
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e3)
-    return result, Timing(first, statistics.median(times))
+    return result, Timing(first, tuple(times))
 
 
 def row_cosines(ours: Tensor, reference: Tensor) -> tuple[float, ...]:
@@ -116,6 +122,7 @@ def summarize(results: Iterable[Result], compiles: int, compile_seconds: float) 
     """Draws the verdict from at least one result."""
     results = list(results)
     cosines = [cosine for result in results for cosine in result.cosines]
+    stalls = [r.ours.first - r.ours.median for r in results if r.ours.later]
     return Summary(
         shapes=len({result.shape for result in results}),
         rows=len(cosines),
@@ -124,5 +131,5 @@ def summarize(results: Iterable[Result], compiles: int, compile_seconds: float) 
         worst_cosine=min(cosines),
         wrong_rows=sum(cosine < MIN_COSINE for cosine in cosines),
         geomean_speedup=math.exp(statistics.fmean(math.log(r.speedup) for r in results)),
-        longest_stall_ms=max(result.ours.first - result.ours.median for result in results),
+        longest_stall_ms=max(stalls, default=None),
     )

@@ -23,6 +23,7 @@ from shapejit.importer.decompose import decompose
 from shapejit.importer.export import CapturedModel, capture
 from shapejit.importer.model import ImportedModel
 from shapejit.importer.registry import rule_table
+from shapejit.importer.sizes import Symbol
 from shapejit.importer.torch_mlir import import_program, output_nodes
 
 __all__ = ["ImportedModel", "import_model"]

@@ -178,7 +178,9 @@ class Builder:
         try:
             indices = reshape_map(x.shape, shape)
         except ValueError as error:
-            if product(map(self.symbols.traced, x.shape)) != product(map(self.symbols.traced, shape)):
+            if product(map(self.symbols.traced, x.shape)) != product(
+                map(self.symbols.traced, shape)
+            ):
                 raise SizeMismatchError(str(error)) from error
             return self._reshape_traced(x, shape)
         return self.view(x, shape, indices)

@@ -88,9 +88,9 @@ class Context:
             return x
         if isinstance(x.content, Splat):
             return self.builder.splat(x.shape, dtype, splat_cast(x.content.value, dtype))
-        if x.content is not None and dtype in (torch.int32, torch.int64):
-            if dtypes.is_integer(x.dtype):
-                return Tensor(x.shape, dtype, content=x.content)
+        wide = dtype in (torch.int32, torch.int64) and dtypes.is_integer(x.dtype)
+        if x.content is not None and wide:
+            return Tensor(x.shape, dtype, content=x.content)
         return self.builder.pointwise(lambda s: self.ops.cast(s, dtype), [x], dtype)
 
     def permuted(self, x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -103,9 +103,8 @@ class Context:
 
 def splat_cast(value: Number, dtype: torch.dtype) -> Number:
     """A constant converted to `dtype` by torch itself, rounding and wrapping included."""
-    source = torch.int64 if isinstance(value, int) and not isinstance(value, bool) else None
-    result = torch.tensor(value, dtype=source or (None if isinstance(value, bool) else torch.float64))
-    item: Number = result.to(dtype).item()
+    source = torch.float64 if isinstance(value, float) else None
+    item: Number = torch.tensor(value, dtype=source).to(dtype).item()
     return item
 
 

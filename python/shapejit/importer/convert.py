@@ -229,7 +229,9 @@ class _Converter:
         inputs = {
             spec.arg.name: number
             for number, spec in enumerate(
-                s for s in self.program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT
+                s
+                for s in self.program.graph_signature.input_specs
+                if s.kind is InputKind.USER_INPUT
             )
         }
         names = _leaf_names(self.program.call_spec.out_spec)

@@ -59,7 +59,11 @@ def decompose(program: ExportedProgram, supported: Collection[str]) -> ExportedP
             table = {t: known[t] for t in {n.target for n in missing} if t in known}
             if not table:
                 break
-            program = program.run_decompositions(table)
+            try:
+                program = program.run_decompositions(table)
+            except Exception:
+                # A decomposition may give strides that a later view in the graph does not fit.
+                break
     if missing:
         raise unsupported_error([(target_name(n.target), _line(n)) for n in missing])
     return program

@@ -181,7 +181,7 @@ def _call_arguments(
         if position < first:
             yield CallArgument(parameter.name, parameter.name, (), value, keyword=False)
         else:
-            key = pytree.SequenceKey(position - first)
+            key: Any = pytree.SequenceKey(position - first)
             name = parameters[first].name
             yield CallArgument(name, f"{name}{_key_text(key)}", (key,), value, keyword=False)
     variadic = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
@@ -189,7 +189,9 @@ def _call_arguments(
         if keyword in signature.parameters and keyword != variadic:
             yield CallArgument(keyword, keyword, (), value, keyword=True)
         else:
-            yield CallArgument(variadic, keyword, (pytree.MappingKey(keyword),), value, keyword=True)
+            yield CallArgument(
+                variadic, keyword, (pytree.MappingKey(keyword),), value, keyword=True
+            )
 
 
 def _key_text(key: Any) -> str:
@@ -220,9 +222,13 @@ def _by_parameter(call: ExampleCall, dynamic_shapes: Any) -> dict[str, Any]:
                 )
         return dict(dynamic_shapes)
     if not isinstance(dynamic_shapes, (tuple, list)):
-        raise _malformed("", dynamic_shapes, "it must be a dict by argument name, a tuple or a list")
+        raise _malformed(
+            "", dynamic_shapes, "it must be a dict by argument name, a tuple or a list"
+        )
     if len(dynamic_shapes) != len(call.values):
-        rule = f"it has {len(dynamic_shapes)} entries, but the call has {len(call.values)} arguments"
+        rule = (
+            f"it has {len(dynamic_shapes)} entries, but the call has {len(call.values)} arguments"
+        )
         raise _malformed("", dynamic_shapes, rule)
     return dict(zip(call.values, dynamic_shapes, strict=True))
 
@@ -250,7 +256,9 @@ class _Reader:
             raise ErrorId.SJ_EXPORT_015.error(argument=leaf.name, kind="an int that varies")
         elif spec != value:
             raise _malformed(
-                _path_text(parameter, path), spec, f"{leaf.name} is not a tensor, so it must be None"
+                _path_text(parameter, path),
+                spec,
+                f"{leaf.name} is not a tensor, so it must be None",
             )
 
     def read_node(self, value: Any, spec: Any, parameter: str, path: tuple[Any, ...]) -> None:
@@ -278,7 +286,9 @@ class _Reader:
             entries = list(spec.items())
         elif isinstance(spec, (tuple, list)):
             if len(spec) != tensor.ndim:
-                raise _malformed(where, spec, f"{leaf.name} has {tensor.ndim} dims, not {len(spec)}")
+                raise _malformed(
+                    where, spec, f"{leaf.name} has {tensor.ndim} dims, not {len(spec)}"
+                )
             entries = list(enumerate(spec))
         else:
             raise _malformed(where, spec, "a tensor's dims are given as a dict, a tuple or a list")
@@ -364,7 +374,7 @@ def _named_dim(dim: Any) -> LeafDim:
         offset = int(dim.fn(0))
         scale = int(dim.fn(1)) - offset
     high = root.max
-    bounded = isinstance(high, int) or getattr(high, "is_finite", False)
+    bounded = isinstance(high, int) or getattr(high, "is_Integer", False)
     named = RootDim(
         root.__name__, int(root.min), int(high) if bounded else None, None, DimKind.NAMED
     )

@@ -118,12 +118,13 @@ def _export(
     try:
         return _run_export(model, args, kwargs, _shapes(leaves, values, relaxed=False)), True
     except Exception as error:
-        if not _is_constraint_violation(error):
-            raise _export_error(error) from error
+        refusal = error
+    # Besides refusing dims, torch may fail while it words the refusal, so any error is tried again.
     try:
         return _run_export(model, args, kwargs, _shapes(leaves, values, relaxed=True)), False
     except Exception as error:
-        raise _export_error(error) from error
+        cause = error if _is_constraint_violation(refusal) else refusal
+        raise _export_error(cause) from cause
 
 
 def _run_export(
@@ -161,7 +162,7 @@ def _shapes(leaves: Sequence[InputLeaf], values: Sequence[Any], *, relaxed: bool
         scaled = made[root.name] if dim.scale == 1 else dim.scale * made[root.name]
         return scaled + dim.offset if dim.offset else scaled
 
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     for leaf, value in zip(leaves, values, strict=True):
         if leaf.dims:
             shapes[value] = {index: torch_dim(dim) for index, dim in leaf.dims.items()}
@@ -201,7 +202,9 @@ def user_values(program: ExportedProgram) -> list[Any]:
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             node = nodes.get(spec.arg.name)
-            values.append(getattr(spec.arg, "value", None) if node is None else node.meta.get("val"))
+            values.append(
+                getattr(spec.arg, "value", None) if node is None else node.meta.get("val")
+            )
     return values
 
 

@@ -12,7 +12,8 @@ Each guard is one of four things:
   do the same thing (is this contiguous? does this broadcast?), so it is ignored; one that the
   model's code asked about is an error.
 
-Guards are judged for sizes from 2 on. Sizes 0 and 1 take the same path as all others by design.
+Guards are judged for sizes from 2 on. Sizes 0 and 1 take the same path as all others by design,
+and so do sizes of intermediate tensors: torch's own "is this size 0 or 1?" is ignored too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Final, Literal
 import sympy
 
 from shapejit.errors import ErrorId
-from shapejit.importer.sizes import SympySizes, UnknownSizeError
+from shapejit.importer.sizes import LEAST_TRACED, SympySizes, UnknownSizeError
 from shapejit.importer.source import SourceLine, is_torch_file
 from shapejit.importer.symbols import SizeConstraint
 from shapejit.symbolic import Expr
@@ -52,8 +53,11 @@ def check_guards(shape_env: Any, sizes: SympySizes, *, validated: bool) -> list[
     """
     found: dict[str, SizeConstraint] = {}
     for guard in shape_env.guards:
+        asked = _asked_by_model(guard)
+        if asked is None and _is_small_size_question(guard.expr):
+            continue
         for relation in _conjuncts(shape_env.simplify(guard.expr)):
-            constraint = _judge(relation, _asked_by_model(guard), sizes, validated)
+            constraint = _judge(relation, asked, sizes, validated)
             if constraint is not None:
                 found.setdefault(str(constraint), constraint)
     return list(found.values())
@@ -65,9 +69,22 @@ def _conjuncts(expr: Any) -> Iterable[Any]:
     return [] if expr == sympy.true else [expr]
 
 
+def _is_small_size_question(relation: Any) -> bool:
+    """Whether a guard, as torch wrote it, says of a size only that it is not 0 or 1."""
+    match type(relation).__name__:
+        case "GreaterThan" | "StrictGreaterThan":
+            low = relation.rhs
+        case "LessThan" | "StrictLessThan":
+            low = relation.lhs
+        case _:
+            return False
+    strict = type(relation).__name__.startswith("Strict")
+    return bool(low.is_Integer) and int(low) + strict <= LEAST_TRACED
+
+
 def _asked_by_model(guard: Any) -> SourceLine | None:
     """The line of the model that asked, unless torch's own code did."""
-    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     file = getattr(frame, "filename", None)
     return None if file is None or is_torch_file(file) else SourceLine(file, frame.lineno or 0)
 

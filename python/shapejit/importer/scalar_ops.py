@@ -72,7 +72,11 @@ class ScalarOps:
     # Plumbing -------------------------------------------------------------------------------------
 
     def op(
-        self, name: str, result: Any, operands: Sequence[Any], attributes: dict[str, Any] | None = None
+        self,
+        name: str,
+        result: Any,
+        operands: Sequence[Any],
+        attributes: dict[str, Any] | None = None,
     ) -> Any:
         """One operation with one result."""
         return ir.Operation.create(
@@ -137,7 +141,9 @@ class ScalarOps:
     def _nonnegative(self, term: Expr) -> Scalar:
         """`term` >= 0, written as positive part >= negative part."""
         positive = Expr.from_terms({m: c for m, c in term.terms if c > 0})
-        return self.compare_indices("ge", self.index_expr(positive), self.index_expr(positive - term))
+        return self.compare_indices(
+            "ge", self.index_expr(positive), self.index_expr(positive - term)
+        )
 
     def index_op(self, name: str, lhs: Any, rhs: Any) -> Any:
         """An `arith` operation on two values of type index."""

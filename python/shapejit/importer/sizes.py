@@ -159,7 +159,9 @@ class SymbolTable:
         """Reasoning over the ranges torch traced with: at least 2, unless the user says more."""
         return Ranges(
             {
-                s.id: (s.min, s.max) if s.derived else (max(s.min, LEAST_TRACED), _traced_max(s.max))
+                s.id: (s.min, s.max)
+                if s.derived
+                else (max(s.min, LEAST_TRACED), _traced_max(s.max))
                 for s in self.symbols
             }
         )

@@ -52,4 +52,4 @@ def error_line(error: BaseException) -> SourceLine | None:
 
 def is_torch_file(file: str) -> bool:
     """Whether a file belongs to PyTorch itself."""
-    return file.startswith(_TORCH_ROOT) or file.startswith("<")
+    return file.startswith((_TORCH_ROOT, "<"))

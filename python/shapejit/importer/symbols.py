@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The user's dims matched with the symbols that torch.export made for them.
 
-torch names sizes ``s17`` and forgets the user's names. Each dynamic dim gives one equation, "torch's
-expression = scale * root + offset"; solving them in turn writes every torch symbol in the module's
-symbols. What is left over (a size torch found to be the sum of two others, say) becomes constraints.
+torch names sizes ``s17`` and forgets the user's names. Each dynamic dim gives one equation,
+"torch's expression = scale * root + offset"; solving them in turn writes every torch symbol in the
+module's symbols. What is left over (a size that is the sum of two others, say) becomes constraints.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def name_dims(
         values: their fake tensors.
         ranges: the program's range constraints, torch's `ValueRanges` by symbol.
     """
-    roots: dict[sympy.Symbol, RootDim] = {}
+    roots = _named_roots(leaves, values)
     named = []
     for leaf, value in zip(leaves, values, strict=True):
         dims = dict(leaf.dims)
@@ -72,6 +72,20 @@ def name_dims(
             dims[index] = LeafDim(roots[symbol], scale, offset)
         named.append(replace(leaf, dims=dims))
     return named
+
+
+def _named_roots(
+    leaves: Sequence[InputLeaf], values: Sequence[Any]
+) -> dict[sympy.Symbol, RootDim]:
+    """The user's root for each torch symbol that is the size of a dim the user named."""
+    roots: dict[sympy.Symbol, RootDim] = {}
+    for leaf, value in zip(leaves, values, strict=True):
+        for index, dim in leaf.dims.items():
+            size = value.shape[index]
+            linear = _linear(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if linear is not None and linear[1:] == (dim.scale, dim.offset):
+                roots.setdefault(linear[0], dim.root)
+    return roots
 
 
 def _ranged_root(name: str, found: Any) -> RootDim:

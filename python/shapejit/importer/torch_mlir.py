@@ -29,7 +29,8 @@ from shapejit.errors import ErrorId
 from shapejit.importer.registry import target_name
 from shapejit.importer.source import model_line
 
-_LIBRARY: Final = torch.library.Library("shapejit", "FRAGMENT")
+# torch.library is untyped.
+_LIBRARY: Final[Any] = torch.library.Library("shapejit", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("size(int expression) -> int")
 _LIBRARY.define("size_float(int expression) -> float")
 
@@ -140,7 +141,9 @@ class _NodeImporter(fx_importer.GraphNodeImporter):  # type: ignore[misc]
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
-        sizes = [s.node.expr if isinstance(s, torch.SymInt) else sympy.Integer(s) for s in value.shape]
+        sizes = [
+            s.node.expr if isinstance(s, torch.SymInt) else sympy.Integer(s) for s in value.shape
+        ]
         symbols = sorted(set().union(*(size.free_symbols for size in sizes)), key=str)
         if not symbols or any(str(symbol) not in self._symbol_to_value for symbol in symbols):
             return

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import torch
 
 from shapejit.symbolic import Expr, Ranges
 
-Number = Union[bool, int, float]
-Shape = tuple[Expr, ...]
+Number: TypeAlias = bool | int | float
+Shape: TypeAlias = tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Predicate:
     terms: tuple[Expr, ...]
 
 
-Content = Union[Splat, Affine, Predicate]
+Content: TypeAlias = Splat | Affine | Predicate
 
 
 class Tensor:

@@ -114,7 +114,9 @@ class Walker:
         for op in operations:
             if op.name == "torch.bind_symbolic_shape":
                 value, *names = op.operands
-                shape = self._bind(str(op.attributes["shape_expressions"]), [symbols[n] for n in names])
+                shape = self._bind(
+                    str(op.attributes["shape_expressions"]), [symbols[n] for n in names]
+                )
                 if shape is not None:
                     self._bound[value] = shape
 
@@ -158,7 +160,9 @@ class Walker:
             for size, ours in zip(expected, result.shape, strict=True)
         )
         if not same or result.dtype is not kind.dtype:
-            ours = f"{result.dtype}[{_sizes(result.shape)}]" if isinstance(result, Tensor) else result
+            ours = (
+                f"{result.dtype}[{_sizes(result.shape)}]" if isinstance(result, Tensor) else result
+            )
             raise ErrorId.SJ_INTERNAL_003.error(
                 op=name, shape=ours, expected=f"{kind.dtype}[{_sizes(expected)}]", location=line
             )

@@ -31,7 +31,8 @@ def is_reshape(
         return False
     moved = linearize(exprs, src_sizes)
     kept = linearize([Expr.dim(i) for i in range(len(dst_sizes))], dst_sizes)
-    return Ranges(symbol_ranges, dst_sizes).simplify(moved - kept) is ZERO
+    difference = (moved - kept).substitute(dims=_unit_dims(dst_sizes))
+    return Ranges(symbol_ranges, dst_sizes).simplify(difference) is ZERO
 
 
 def invert_map(
@@ -53,7 +54,7 @@ def invert_map(
     if product(src) != product(dst):
         return None
     ranges = Ranges(symbol_ranges, dst)
-    units = {i: ZERO for i, size in enumerate(dst) if size is ONE}
+    units = _unit_dims(dst)
     forward = [ranges.simplify(e.substitute(dims=units)) for e in exprs]
     inverse: dict[int, Expr] = dict(units)
     digits: dict[int, list[_Digit]] = {}
@@ -71,6 +72,11 @@ def invert_map(
     if len(inverse) != len(dst):
         return None
     return _checked(forward, inverse, src, symbol_ranges)
+
+
+def _unit_dims(sizes: Sequence[Expr | int]) -> dict[int, Expr]:
+    """The only index of each dim of size one."""
+    return {i: ZERO for i, size in enumerate(sizes) if size == 1}
 
 
 class _Digit(NamedTuple):

@@ -41,9 +41,13 @@ typedef void (*ShapejitRtEntry)(const int64_t *, void **, void *);
 SHAPEJIT_RT_API void shapejitRtRun(ShapejitRtEntry entry, const int64_t *symbols, void **buffers,
                                    void *arena, int32_t threads);
 
-/// The most threads that parallel loops started by the calling thread use; 1 until it is set. Loops
+/// Sets the most threads that parallel loops started by the calling thread use, 1 at first. Loops
 /// that run already keep theirs.
 SHAPEJIT_RT_API void shapejitRtSetThreads(int32_t threads);
+
+/// The most threads that a parallel loop would use if the calling thread started one now: its
+/// setting, or 1 inside of a parallel loop. Compiled code may call it, to choose the size of
+/// chunks.
 SHAPEJIT_RT_API int32_t shapejitRtThreads(void);
 
 /// Worker threads of this process, asleep or not: one less than the largest number of threads that

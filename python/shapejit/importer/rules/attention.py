@@ -57,14 +57,14 @@ def _attention(
         if offset is not None:
             causal = offset
         if mask4_rest is not None:
-            reads.append(Read(mask4_rest, ctx.builder.broadcast_read(mask4_rest, (b, h, m, n)).indices))
+            reads.append(
+                Read(mask4_rest, ctx.builder.broadcast_read(mask4_rest, (b, h, m, n)).indices)
+            )
     result = ctx.builder.attention((b, h, m, n, d, dv), reads, factor, causal)
     return ctx.builder.reshape(result, (*batch, q.shape[-2], v.shape[-1]))
 
 
-def _batch_shape(
-    ctx: Context, q: Tensor, k: Tensor, v: Tensor, grouped: bool
-) -> tuple[Expr, ...]:
+def _batch_shape(ctx: Context, q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> tuple[Expr, ...]:
     """The result's dims before the last two."""
     if grouped:
         return q.shape[:-2]

@@ -100,5 +100,3 @@ def _scaled(ctx: Context, x: Tensor, factor: Any) -> Tensor:
 def _outer(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
     column = ctx.builder.reshape(x, (*x.shape, ONE))
     return ctx.pointwise(ctx.ops.mul, column, y)
-
-

@@ -76,7 +76,9 @@ def _known_positions(
             return None
         if position.wraps and ranges.is_nonnegative(-1 - formula):
             formula = formula + x.shape[dim]
-        inside = ranges.is_nonnegative(formula) and ranges.is_nonnegative(x.shape[dim] - 1 - formula)
+        inside = ranges.is_nonnegative(formula) and ranges.is_nonnegative(
+            x.shape[dim] - 1 - formula
+        )
         if not inside:
             return None
         found.append(formula)
@@ -123,19 +125,6 @@ def _gather(ctx: Context, x: Tensor, dim: int, index: Tensor, *_: Any) -> Tensor
     return gather(ctx, x, index.shape, positions)
 
 
-@rule("aten.take_along_dim")
-def _take_along_dim(ctx: Context, x: Tensor, index: Tensor, dim: Any) -> Tensor:
-    if dim is None:
-        raise UnsupportedCaseError("without a dim")
-    axis = dim_index(dim, x.rank)
-    sizes = ctx.builder.broadcast(
-        tuple(with_size(x.shape, axis, Expr.const(1))), tuple(with_size(index.shape, axis, Expr.const(1)))
-    )
-    wide = ctx.builder.expand(x, with_size(sizes, axis, x.shape[axis]))
-    spread = ctx.builder.expand(index, with_size(sizes, axis, index.shape[axis]))
-    return _gather(ctx, wide, axis, spread)
-
-
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def _index(ctx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
@@ -149,9 +138,7 @@ def _index(ctx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     start = first if last - first + 1 == len(given) else 0
     free = [dim for dim in range(x.rank) if dim not in given]
     shape = [*(x.shape[d] for d in free[:start]), *common, *(x.shape[d] for d in free[start:])]
-    place = {
-        dim: Expr.dim(i if i < start else i + len(common)) for i, dim in enumerate(free)
-    }
+    place = {dim: Expr.dim(i if i < start else i + len(common)) for i, dim in enumerate(free)}
     positions: list[Position] = []
     for dim in range(x.rank):
         if dim in place:

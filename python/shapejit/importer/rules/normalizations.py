@@ -60,9 +60,7 @@ def _softmax(ctx: Context, x: Tensor, dim: int, *_: Any) -> Tensor:
     def body(s: Scalar, m: Scalar, t: Scalar) -> list[Scalar]:
         part = ops.div(ops.math("math.exp", ops.sub(ops.cast(s, inner), m)), t)
         if ctx.op == "aten._safe_softmax":  # a row of -inf gives 0
-            empty = ops.logical_and(
-                ops.is_inf(m), ops.compare("lt", m, ops.const(0, inner))
-            )
+            empty = ops.logical_and(ops.is_inf(m), ops.compare("lt", m, ops.const(0, inner)))
             part = ops.select(empty, ops.const(0, inner), part)
         return [part]
 
@@ -143,7 +141,9 @@ def _saved_statistics(
     """The mean and 1 / sqrt(variance + eps), as the native norms return them."""
     ops = ctx.ops
     scale = ctx.builder.pointwise(
-        lambda v: ops.math("math.rsqrt", ops.add(v, ops.const(eps, v.dtype))), [spread], spread.dtype
+        lambda v: ops.math("math.rsqrt", ops.add(v, ops.const(eps, v.dtype))),
+        [spread],
+        spread.dtype,
     )
     return [
         with_unit_dims(ctx, ctx.cast(t, dtype), rank, axes)
@@ -160,7 +160,9 @@ def _rms_norm(ctx: Context, x: Tensor, sizes: Sequence[Any], weight: Any, eps: A
     count = count_of(ctx, x, axes)
 
     def scale_of(s: Scalar) -> Scalar:
-        return ops.math("math.rsqrt", ops.add(divided_by_count(ctx, s, count), ops.const(epsilon, inner)))
+        return ops.math(
+            "math.rsqrt", ops.add(divided_by_count(ctx, s, count), ops.const(epsilon, inner))
+        )
 
     def body(s: Scalar, t: Scalar, *factor: Scalar) -> list[Scalar]:
         result = ops.mul(ops.cast(s, inner), scale_of(t))

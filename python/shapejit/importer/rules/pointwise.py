@@ -53,9 +53,7 @@ def _wide(dtype: torch.dtype) -> bool:
     return dtype in (torch.int32, torch.int64)
 
 
-def _integer(
-    ctx: Context, combine: Callable[[Expr, Expr], Expr], x: Any, y: Any
-) -> Tensor | None:
+def _integer(ctx: Context, combine: Callable[[Expr, Expr], Expr], x: Any, y: Any) -> Tensor | None:
     """An integer operation on formulas, if both operands are known."""
     if not _wide(ctx.dtype):
         return None
@@ -326,7 +324,10 @@ def _conjoined(ctx: Context, x: Any, y: Any) -> Tensor | None:
 
 
 @rule(
-    "aten.__and__.Tensor", "aten.__and__.Scalar", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar"
+    "aten.__and__.Tensor",
+    "aten.__and__.Scalar",
+    "aten.bitwise_and.Tensor",
+    "aten.bitwise_and.Scalar",
 )
 def _and(ctx: Context, x: Any, y: Any) -> Tensor:
     return _conjoined(ctx, x, y) or _bitwise(ctx, ctx.ops.logical_and, x, y)
@@ -340,7 +341,10 @@ def _or(ctx: Context, x: Any, y: Any) -> Tensor:
 
 
 @rule(
-    "aten.__xor__.Tensor", "aten.__xor__.Scalar", "aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar"
+    "aten.__xor__.Tensor",
+    "aten.__xor__.Scalar",
+    "aten.bitwise_xor.Tensor",
+    "aten.bitwise_xor.Scalar",
 )
 def _xor(ctx: Context, x: Any, y: Any) -> Tensor:
     return _bitwise(ctx, ctx.ops.logical_xor, x, y)
@@ -474,7 +478,9 @@ def _nan_to_num(ctx: Context, x: Tensor, nan: Any, posinf: Any, neginf: Any) -> 
     def body(s: Scalar) -> Scalar:
         ops = ctx.ops
         zero = ops.const(0, s.dtype)
-        infinite = ops.select(ops.compare("gt", s, zero), ops.const(high, s.dtype), ops.const(low, s.dtype))
+        infinite = ops.select(
+            ops.compare("gt", s, zero), ops.const(high, s.dtype), ops.const(low, s.dtype)
+        )
         finite = ops.select(ops.is_inf(s), infinite, s)
         return ops.select(ops.is_nan(s), ops.const(nan or 0.0, s.dtype), finite)
 
@@ -542,5 +548,3 @@ def _heaviside(ctx: Context, x: Tensor, values: Tensor) -> Tensor:
         return ops.select(ops.compare("eq", s, zero), v, step)
 
     return ctx.pointwise(body, x, values)
-
-

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-
 from shapejit.importer import dtypes
 from shapejit.importer.context import Context, UnsupportedCaseError
 from shapejit.importer.registry import rule
@@ -304,7 +303,9 @@ def _softplus(ctx: Context, x: Tensor, beta: Any, threshold: Any) -> Tensor:
     def body(s: Scalar) -> Scalar:
         ops = ctx.ops
         scaled = ops.mul(s, ops.const(beta, s.dtype))
-        soft = ops.div(ops.math("math.log1p", ops.math("math.exp", scaled)), ops.const(beta, s.dtype))
+        soft = ops.div(
+            ops.math("math.log1p", ops.math("math.exp", scaled)), ops.const(beta, s.dtype)
+        )
         return ops.select(ops.compare("gt", scaled, ops.const(threshold, s.dtype)), s, soft)
 
     return ctx.pointwise(body, x)
@@ -371,5 +372,3 @@ def _glu(ctx: Context, x: Tensor, dim: int) -> Tensor:
     upper[axis] = Expr.dim(axis) + half
     parts = [ctx.builder.view(x, shape, indices) for indices in (identity, upper)]
     return ctx.pointwise(lambda a, b: ctx.ops.mul(a, ctx.ops.sigmoid(b)), *parts)
-
-

@@ -140,7 +140,9 @@ def _prod(ctx: Context, x: Tensor, dim: Any = None, keep: Any = False, *_: Any) 
     if ctx.op == "aten.prod":
         dim, keep = None, False
     axes = dim_list(dim, x.rank)
-    return kept_dims(ctx, x, reduce_tensor(ctx, x, axes, "mul", _accumulator(ctx.dtype)), axes, keep)
+    return kept_dims(
+        ctx, x, reduce_tensor(ctx, x, axes, "mul", _accumulator(ctx.dtype)), axes, keep
+    )
 
 
 # Extremes -----------------------------------------------------------------------------------------
@@ -340,9 +342,7 @@ def _vector_norm(ctx: Context, x: Tensor, order: Any, dims: Any, keep: bool, _: 
         norm = reduce_tensor(ctx, x, axes, "add", inner, ops.abs)
     else:
         powered = reduce_tensor(ctx, x, axes, "add", inner, lambda s: _power(ctx, s, order))
-        norm = ctx.builder.pointwise(
-            lambda s: _power(ctx, s, 1 / order), [powered], inner
-        )
+        norm = ctx.builder.pointwise(lambda s: _power(ctx, s, 1 / order), [powered], inner)
     return kept_dims(ctx, x, norm, axes, keep)
 
 

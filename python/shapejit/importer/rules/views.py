@@ -113,7 +113,8 @@ def _matrix_transpose(ctx: Context, x: Tensor) -> Tensor:
 def _movedim(ctx: Context, x: Tensor, source: Any, destination: Any) -> Tensor:
     sources = [dim_index(d, x.rank) for d in ([source] if isinstance(source, int) else source)]
     targets = [
-        dim_index(d, x.rank) for d in ([destination] if isinstance(destination, int) else destination)
+        dim_index(d, x.rank)
+        for d in ([destination] if isinstance(destination, int) else destination)
     ]
     rest = iter(i for i in range(x.rank) if i not in sources)
     placed = dict(zip(targets, sources, strict=True))
@@ -133,7 +134,9 @@ def _expand(ctx: Context, x: Tensor, sizes: Sequence[Any], *_: Any) -> Tensor:
     # Where torch spells a size of x in another way, x's own spelling is kept.
     shape = [
         x.shape[i - shift]
-        if i >= shift and x.shape[i - shift] != 1 and ctx.builder.same_size(x.shape[i - shift], size)
+        if i >= shift
+        and x.shape[i - shift] != 1
+        and ctx.builder.same_size(x.shape[i - shift], size)
         else size
         for i, size in enumerate(shape)
     ]
@@ -490,7 +493,9 @@ def _pad(ctx: Context, x: Tensor, pads: Sequence[Any], *rest: Any) -> Tensor:
     value = 0 if value is None else value
     result = x
     for number in range(len(pads) // 2):
-        result = _pad_dim(ctx, result, x.rank - 1 - number, pads[2 * number : 2 * number + 2], value)
+        result = _pad_dim(
+            ctx, result, x.rank - 1 - number, pads[2 * number : 2 * number + 2], value
+        )
     return result
 
 
