@@ -31,7 +31,7 @@ from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access, Buffer
 from shapejit.passes.cpu.micro import MicroKernel
-from shapejit.passes.cpu.packing import Block, pack_panel, pack_rows
+from shapejit.passes.cpu.packing import Block, Panel, pack_panel, pack_rows
 from shapejit.passes.cpu.scalars import (
     Type,
     combine,
@@ -99,7 +99,7 @@ class _Blocks:
         group: queries that are scored at once.
         keys: keys of a block.
         head, value: head size and padded value size.
-        rows: micro-kernels by rows: (rows, panels at once).
+        rows: rows of the micro-kernel.
     """
 
     lanes: int
@@ -108,7 +108,7 @@ class _Blocks:
     keys: int
     head: int
     value: int
-    rows: tuple[tuple[int, int], ...]
+    rows: int
 
     @property
     def width(self) -> int:
@@ -132,16 +132,16 @@ class _Blocks:
 _KEY_BLOCK = 128
 # Queries and their sums should stay in the second-level cache with the keys and values of a block.
 _QUERY_BYTES = 1 << 16
-_ROWS_32 = ((1, 2), (2, 2), (4, 2), (8, 1), (12, 1))
-_ROWS_16 = ((1, 2), (2, 2), (4, 1), (6, 1))
+# Panels that the micro-kernel for a single query works on at once, to have 4 sums in flight.
+_PANELS_OF_ONE_ROW = 2
 
 
 def _blocks(kernel: KernelFunction, problem: AttentionProblem) -> _Blocks:
     head, value = (size.constant for size in problem.space[4:])
     assert head is not None and value is not None
     lanes = kernel.lanes(problem.compute)
-    rows = _ROWS_32 if kernel.vector_bytes == 64 else _ROWS_16
-    group = 2 * rows[-1][0]
+    rows = kernel.main_rows
+    group = 2 * rows
     width = 2 * lanes
     per_query = max(head, value, 1) * problem.compute.width // 8
     count = min(max(_QUERY_BYTES // per_query, 4 * group), 16 * group)
@@ -247,7 +247,7 @@ class _BlockedAttention:
 
     def _padded(self, count: Expr) -> Expr:
         """Queries rounded up to whole micro-kernels; at most a group more than there are."""
-        rows = self._blocks.rows[-1][0]
+        rows = self._blocks.rows
         return self._indexer.simplify((count + rows - 1) // rows * rows)
 
     def _visible_keys(self, m0: Expr, count: Expr) -> Expr:
@@ -291,20 +291,19 @@ class _BlockedAttention:
         problem, blocks, indexer = self._problem, self._blocks, self._indexer
         width, head, value = blocks.width, *problem.space[4:]
 
+        def panel(target: Buffer, start: Expr) -> Panel:
+            return Panel(target, start, width, blocks.lanes)
+
         def key_panel(start: Expr, _: list[Value]) -> Sequence[Value]:
             source = Block(problem.k, block.fixed, _INNER, 2, 0, block.n0 + start)
             target = start * blocks.head
-            pack_panel(
-                indexer, source, head, block.keys - start, self._k, target, width, blocks.lanes
-            )
+            pack_panel(indexer, source, head, block.keys - start, panel(self._k, target))
             return ()
 
         def value_panel(start: Expr, _: list[Value]) -> Sequence[Value]:
             source = Block(problem.v, block.fixed, 2, _INNER, block.n0, start)
             target = start * blocks.keys
-            pack_panel(
-                indexer, source, block.keys, value - start, self._v, target, width, blocks.lanes
-            )
+            pack_panel(indexer, source, block.keys, value - start, panel(self._v, target))
             return ()
 
         indexer.loop(0, block.keys, key_panel, step=width)
@@ -373,7 +372,7 @@ class _BlockedAttention:
         Whole micro-kernels run past the last row into padding, except that one row alone, as in
         decoding, has a micro-kernel of its own.
         """
-        indexer, most = self._indexer, self._blocks.rows[-1][0]
+        indexer, most = self._indexer, self._blocks.rows
 
         def all_panels(row: Expr, count: int, at_once: int) -> None:
             def group(first: Expr, _: list[Value]) -> Sequence[Value]:
@@ -391,7 +390,7 @@ class _BlockedAttention:
             indexer.loop(0, rows, block, step=most)
 
         def single() -> None:
-            all_panels(Expr.const(0), *self._blocks.rows[0])
+            all_panels(Expr.const(0), 1, _PANELS_OF_ONE_ROW)
 
         if rows.constant is not None:
             (single if rows.constant == 1 else many)()

@@ -8,7 +8,7 @@ from mlir import ir
 from mlir.dialects import arith, math
 
 from shapejit.passes.cpu.indexing import Value
-from shapejit.passes.cpu.scalars import constant
+from shapejit.passes.cpu.scalars import constant, fastmath
 
 _LOG2_E = 1.4426950408889634
 # Added to a float of magnitude below 2^22 it rounds it to an integer, which the low bits then hold.
@@ -27,6 +27,12 @@ _COEFFICIENTS = (
 )
 
 
+def _multiply_add(lhs: Value, rhs: Value, addend: Value) -> Value:
+    """``lhs * rhs + addend``, fused where the CPU can."""
+    flags = fastmath("contract")
+    return arith.addf(arith.mulf(lhs, rhs, fastmath=flags), addend, fastmath=flags)
+
+
 def exp_nonpositive(x: Value) -> Value:
     """exp(x) for x <= 0, a scalar or vector. exp(-inf) is 0, exp(NaN) is NaN.
 
@@ -42,12 +48,12 @@ def exp_nonpositive(x: Value) -> Value:
     magic = constant(type_, _ROUND)
     log2_e = constant(type_, _LOG2_E)
     # x * log2(e) = n + f
-    shifted = math.fma(x, log2_e, magic)
+    shifted = _multiply_add(x, log2_e, magic)
     n = arith.subf(shifted, magic)
-    f = math.fma(x, log2_e, arith.negf(n))
+    f = _multiply_add(x, log2_e, arith.negf(n))
     power = constant(type_, _COEFFICIENTS[0])
     for coefficient in _COEFFICIENTS[1:]:
-        power = math.fma(power, f, constant(type_, coefficient))
+        power = _multiply_add(power, f, constant(type_, coefficient))
     # 2^n has n plus the exponent's bias in its exponent; the bits of _ROUND fall off the end.
     biased = arith.addi(arith.bitcast(bits_type, shifted), constant(bits_type, 127))
     scale = arith.bitcast(type_, arith.shli(biased, constant(bits_type, 23)))

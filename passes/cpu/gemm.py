@@ -30,9 +30,9 @@ from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access
 from shapejit.passes.cpu.micro import MicroKernel
-from shapejit.passes.cpu.packing import Block, pack_panel, pack_rows
+from shapejit.passes.cpu.packing import Block, Panel, pack_panel, pack_rows
 from shapejit.passes.cpu.scalars import Type
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Expr, delinearize, product
 from shapejit.symbolic.expr import ZERO
 
 Epilogue: TypeAlias = Callable[[Indexer, Sequence[Value], dict[int, Expr]], Value]
@@ -108,17 +108,15 @@ class Blocking:
         return self.n + 16
 
 
-# Registers: 32 vectors with AVX-512, else 16. Each set keeps at least 8 sums in flight, to cover
-# the latency of fused multiply-adds, and fits with the vectors of B and one broadcast element of A.
-_TAILS_32 = ((1, 4), (2, 4), (4, 2), (8, 1), (12, 1))
-_TAILS_16 = ((1, 4), (2, 2), (4, 1), (6, 1))
+# By the rows of the main micro-kernel, see `KernelFunction.main_rows`. Each has at least 8 sums in
+# flight, to cover the latency of fused multiply-adds.
+_TAILS = {6: ((1, 4), (2, 2), (4, 1), (6, 1)), 12: ((1, 4), (2, 4), (4, 2), (8, 1), (12, 1))}
 # A panel of B of this many rows stays in the first-level cache while the rows of A pass by.
 _BLOCK_K = 384
-_BLOCK_M = 48
-_BLOCK_N = 512
-# Packing B on the fly pays once a block of rows, so those blocks are taller and narrower.
-_BLOCK_M_UNPACKED = 96
-_BLOCK_N_UNPACKED = 256
+# B is read, and if need be packed, once a block of rows; the block of A and the sums share the
+# second-level cache.
+_BLOCK_M = 96
+_BLOCK_N = 256
 
 
 def _even_block(size: Expr, limit: int, multiple: int) -> int:
@@ -166,24 +164,61 @@ def _blocking(
 ) -> Blocking:
     lanes = kernel.lanes(problem.accumulate)
     double = all(panel is None or panel.width % (2 * lanes) == 0 for panel in panels)
-    tails = _TAILS_32 if kernel.vector_bytes == 64 else _TAILS_16
-    in_place = None not in panels
     width = lanes * (2 if double else 1)
-    n_limit = _BLOCK_N if in_place else _BLOCK_N_UNPACKED
     return Blocking(
         lanes=lanes,
         vectors=width // lanes,
-        rows=tails[-1][0],
-        tails=tails,
-        m=_BLOCK_M if in_place else _BLOCK_M_UNPACKED,
-        n=_even_block(problem.space[problem.n], n_limit, width),
+        rows=kernel.main_rows,
+        tails=_TAILS[kernel.main_rows],
+        m=_BLOCK_M,
+        n=_even_block(problem.space[problem.n], _BLOCK_N, width),
         k=_even_block(problem.space[problem.k], _BLOCK_K, 8),
     )
 
 
 def emit_gemm(kernel: KernelFunction, problem: GemmProblem) -> None:
     """Emits a product into the body of a kernel."""
-    _BlockedGemm(kernel, problem).emit()
+    _BlockedGemm(kernel, merge_rows(problem)).emit()
+
+
+def merge_rows(problem: GemmProblem) -> GemmProblem:
+    """The same product with the batch dims before m that no weight depends on made part of m.
+
+    A linear layer on [batch, tokens, features] is then one tall product, however its input is laid
+    out, and its blocks of rows are full.
+    """
+    first = problem.m
+    used = {dim for weight in problem.weights for dim in weight.offset.dims()}
+    while first > 0 and first - 1 not in used:
+        first -= 1
+    if first == problem.m:
+        return problem
+    merged = problem.space[first : problem.k - 1]
+    space = (*problem.space[:first], product(merged), *problem.space[problem.n :])
+    replaced = dict(enumerate(map(Expr.dim, range(first))))
+    for offset, index in enumerate(delinearize(Expr.dim(first), merged)):
+        replaced[first + offset] = index
+    replaced[problem.n], replaced[problem.k] = Expr.dim(first + 1), Expr.dim(first + 2)
+
+    def remapped(access: Access) -> Access:
+        indices = [index.substitute(dims=replaced) for index in access.indices]
+        return Access.through(access.buffer, access.shape, indices, space)
+
+    inner = problem.epilogue
+
+    def epilogue(indexer: Indexer, sums: Sequence[Value], dims: dict[int, Expr]) -> Value:
+        assert inner is not None
+        outer = range(problem.k)
+        return inner(indexer, sums, {dim: replaced[dim].substitute(dims=dims) for dim in outer})
+
+    return GemmProblem(
+        space=space,
+        lhs=remapped(problem.lhs),
+        weights=tuple(map(remapped, problem.weights)),
+        result=remapped(problem.result),
+        accumulate=problem.accumulate,
+        epilogue=epilogue if inner is not None else None,
+    )
 
 
 class _BlockedGemm:
@@ -327,25 +362,17 @@ class _BlockedGemm:
         target = self._b[weight]
         assert target is not None
 
-        def panel(index: Expr, _: list[Value]) -> Sequence[Value]:
+        def pack(index: Expr, _: list[Value]) -> Sequence[Value]:
             column = index * blocking.width
             block = Block(
                 problem.weights[weight], tile.fixed, problem.k, problem.n, step.k0, tile.n0 + column
             )
             start = (index - step.first) * (blocking.k * blocking.width)
-            pack_panel(
-                self._indexer,
-                block,
-                step.length,
-                tile.columns - column,
-                target,
-                start,
-                blocking.width,
-                blocking.lanes,
-            )
+            panel = Panel(target, start, blocking.width, blocking.lanes)
+            pack_panel(self._indexer, block, step.length, tile.columns - column, panel)
             return ()
 
-        self._indexer.loop(step.first, step.last, panel)
+        self._indexer.loop(step.first, step.last, pack)
 
     def _micro(
         self, weight: int, step: _Step, row: Expr, panels: Sequence[Expr], rows: int

@@ -78,6 +78,12 @@ class KernelFunction:
             yield self.indexer
             func.ReturnOp([])
 
+    @property
+    def main_rows(self) -> int:
+        """Rows of the main micro-kernel: with two vectors of columns its sums, the vectors of B and
+        an element of A fill the registers, of which AVX-512 has 32 and older sets 16."""
+        return 12 if self.vector_bytes == 64 else 6
+
     def lanes(self, element: Type) -> int:
         """Elements of a type in one vector register."""
         return self.vector_bytes // byte_width(element)

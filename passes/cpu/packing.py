@@ -18,6 +18,7 @@ from mlir.dialects import vector
 from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.memory import Access, Buffer
 from shapejit.symbolic import Expr
+from shapejit.symbolic.expr import as_expr
 
 Dims = Mapping[int, Size]
 
@@ -50,9 +51,22 @@ class Block:
         stride = self.source.offset.stride(dim)
         return stride is not None and stride.constant == 1
 
-    @property
-    def transposed(self) -> Block:
-        return Block(self.source, self.fixed, self.column_dim, self.row_dim, self.column, self.row)
+
+@dataclass(frozen=True)
+class Panel:
+    """Where a panel of B goes: scratch, first element, columns, and elements of a vector.
+
+    The width is a multiple of the lanes.
+    """
+
+    target: Buffer
+    start: Size
+    width: int
+    lanes: int
+
+    def place(self, row: Size, column: Size) -> Expr:
+        """Linear offset of an element of the panel."""
+        return self.start + Expr.const(self.width) * row + column
 
 
 def pack_rows(
@@ -85,121 +99,92 @@ def pack_rows(
     indexer.loop(0, padded_rows, row_body)
 
 
-def pack_panel(
-    indexer: Indexer,
-    block: Block,
-    k: Size,
-    columns: Size,
-    target: Buffer,
-    start: Size,
-    width: int,
-    lanes: int,
-) -> None:
-    """``target[start + q*width + c] = block[q, min(c, columns - 1)]`` for q < k and c < width.
+def pack_panel(indexer: Indexer, block: Block, k: Size, columns: Expr, panel: Panel) -> None:
+    """``panel[q, c] = block[q, min(c, columns - 1)]`` for q < k and c < the panel's width.
 
     Rows of the block are k, columns are those of the panel. ``columns`` (at least 1) may exceed
-    the width. ``width`` must be a multiple of ``lanes``.
+    the width.
     """
-    vectors = block.source.buffer.is_plain and block.source.buffer.element == target.element
-    if vectors and block.is_contiguous(block.row_dim) and width % lanes == 0:
-        _transpose_panel(indexer, block, k, columns, target, start, width, lanes)
+    buffer = block.source.buffer
+    vectors = buffer.is_plain and buffer.element == panel.target.element
+    if vectors and block.is_contiguous(block.row_dim):
+        _transpose_panel(indexer, block, k, columns, panel)
         return
     if not (vectors and block.is_contiguous(block.column_dim)):
-        _copy_panel(indexer, block, 0, k, columns, target, start, width)
+        _copy_panel(indexer, block, 0, k, columns, panel)
         return
-    whole = (columns - Expr.const(width)).constant
-    if whole is None:
+    spare = (columns - panel.width).constant
+    if spare is None:
         indexer.when(
-            indexer.compare("sge", columns, width),
-            lambda: _move_panel(indexer, block, k, target, start, width, lanes),
+            indexer.compare("sge", columns, panel.width),
+            lambda: _move_panel(indexer, block, k, panel),
         )
         indexer.when(
-            indexer.compare("slt", columns, width),
-            lambda: _copy_panel(indexer, block, 0, k, columns, target, start, width),
+            indexer.compare("slt", columns, panel.width),
+            lambda: _copy_panel(indexer, block, 0, k, columns, panel),
         )
-    elif whole >= 0:
-        _move_panel(indexer, block, k, target, start, width, lanes)
+    elif spare >= 0:
+        _move_panel(indexer, block, k, panel)
     else:
-        _copy_panel(indexer, block, 0, k, columns, target, start, width)
+        _copy_panel(indexer, block, 0, k, columns, panel)
 
 
 def _copy_panel(
-    indexer: Indexer,
-    block: Block,
-    first: Size,
-    k: Size,
-    columns: Size,
-    target: Buffer,
-    start: Size,
-    width: int,
+    indexer: Indexer, block: Block, first: Size, k: Size, columns: Expr, panel: Panel
 ) -> None:
     """`pack_panel` element by element, from row ``first`` of the block on."""
 
     def column_body(column: Expr, _: list[Value]) -> Sequence[Value]:
-        source_column = indexer.minimum(column, Expr.const(-1) + columns)
+        source_column = indexer.minimum(column, columns - 1)
 
         def element(row: Expr, _: list[Value]) -> Sequence[Value]:
             value = block.source.buffer.load(indexer.value(block.at(row, source_column)))
-            target.store(value, indexer.value(start + row * width + column))
+            panel.target.store(value, indexer.value(panel.place(row, column)))
             return ()
 
         indexer.loop(first, k, element)
         return ()
 
-    indexer.loop(0, width, column_body)
+    indexer.loop(0, panel.width, column_body)
 
 
-def _move_panel(
-    indexer: Indexer, block: Block, k: Size, target: Buffer, start: Size, width: int, lanes: int
-) -> None:
+def _move_panel(indexer: Indexer, block: Block, k: Size, panel: Panel) -> None:
     """`pack_panel` of a whole panel whose columns are contiguous."""
-    type_ = ir.VectorType.get([lanes], target.element)
+    type_ = ir.VectorType.get([panel.lanes], panel.target.element)
 
     def row_body(row: Expr, _: list[Value]) -> Sequence[Value]:
-        for column in range(0, width, lanes):
+        for column in range(0, panel.width, panel.lanes):
             value = block.source.buffer.load_vector(type_, indexer.value(block.at(row, column)))
-            target.store_vector(value, indexer.value(start + row * width + column))
+            panel.target.store_vector(value, indexer.value(panel.place(row, column)))
         return ()
 
     indexer.loop(0, k, row_body)
 
 
-def _transpose_panel(
-    indexer: Indexer,
-    block: Block,
-    k: Size,
-    columns: Size,
-    target: Buffer,
-    start: Size,
-    width: int,
-    lanes: int,
-) -> None:
+def _transpose_panel(indexer: Indexer, block: Block, k: Size, columns: Expr, panel: Panel) -> None:
     """`pack_panel` where each column is contiguous in k: squares are transposed in registers."""
-    type_ = ir.VectorType.get([lanes], target.element)
-    whole = indexer.simplify((k + Expr.const(0)) // lanes * lanes)
+    lanes = panel.lanes
+    type_ = ir.VectorType.get([lanes], panel.target.element)
+    whole = indexer.simplify(as_expr(k) // lanes * lanes)
 
-    def strip(strip_start: Expr, _: list[Value]) -> Sequence[Value]:
-        offsets = [
-            block.at(0, indexer.minimum(strip_start + c, Expr.const(-1) + columns))
-            for c in range(lanes)
-        ]
+    def strip(first: Expr, _: list[Value]) -> Sequence[Value]:
+        offsets = [block.at(0, indexer.minimum(first + i, columns - 1)) for i in range(lanes)]
 
         def square(row: Expr, _: list[Value]) -> Sequence[Value]:
-            columns_ = [
+            loaded = [
                 block.source.buffer.load_vector(type_, indexer.value(offset + row))
                 for offset in offsets
             ]
-            for i, value in enumerate(transpose(columns_)):
-                position = start + (row + i) * width + strip_start
-                target.store_vector(value, indexer.value(position))
+            for i, value in enumerate(transpose(loaded)):
+                panel.target.store_vector(value, indexer.value(panel.place(row + i, first)))
             return ()
 
         indexer.loop(0, whole, square, step=lanes)
         return ()
 
-    indexer.loop(0, width, strip, step=lanes)
-    if (whole - k) != Expr.const(0):
-        _copy_panel(indexer, block, whole, k, columns, target, start, width)
+    indexer.loop(0, panel.width, strip, step=lanes)
+    if whole != k:
+        _copy_panel(indexer, block, whole, k, columns, panel)
 
 
 def transpose(rows: Sequence[Value]) -> list[Value]:

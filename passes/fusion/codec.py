@@ -50,6 +50,8 @@ class Codec:
         self._shape_attributes: dict[Sizes, Any] = {}
         self._types: dict[tuple[Sizes, Any], Any] = {}
         self._ranges: dict[Sizes, Ranges] = {}
+        self._composed: dict[tuple[Indices, Indices, Sizes], Indices] = {}
+        self._reshapes: dict[tuple[Indices, Sizes, Sizes], bool] = {}
 
     # Decoding -------------------------------------------------------------------------------------
 
@@ -129,15 +131,26 @@ class Codec:
 
     def compose(self, outer: Indices, inner: Indices, space: Sizes) -> Indices:
         """`outer` at the indices `inner`, which are over the dims of `space`."""
-        replaced = dict(enumerate(inner))
-        ranges = self.ranges(space)
-        return tuple(ranges.simplify(index.substitute(dims=replaced)) for index in outer)
+        key = (outer, inner, space)
+        found = self._composed.get(key)
+        if found is None:
+            replaced, ranges = dict(enumerate(inner)), self.ranges(space)
+            found = tuple(ranges.simplify(index.substitute(dims=replaced)) for index in outer)
+            self._composed[key] = found
+        return found
 
     def is_reshape(self, indices: Indices, source: Sizes, result: Sizes) -> bool:
         """Whether reading `source` at `indices` of `result` keeps the row-major order.
 
         That is: both have the same elements, at the same offsets.
         """
+        key = (indices, source, result)
+        found = self._reshapes.get(key)
+        if found is None:
+            found = self._reshapes[key] = self._is_reshape(indices, source, result)
+        return found
+
+    def _is_reshape(self, indices: Indices, source: Sizes, result: Sizes) -> bool:
         if product(source) != product(result):
             return False
         # A dim of size one is always at 0, however it is spelled.

@@ -48,7 +48,7 @@ def _merge_divided(model: Model, value: Any, codec: Codec) -> None:
             first, second = access.indices[pair]
             ranges = codec.ranges(tuple(part.space))
             merged.append(ranges.simplify(first * sizes[position + 1] + second))
-        divided = all(any(map(has_division, access.indices[pair])) for _, access in reads)
+        divided = all(all(map(has_division, access.indices[pair])) for _, access in reads)
         if divided and not any(map(has_division, merged)):
             for (_, access), index in zip(reads, merged, strict=True):
                 access.indices[pair] = [index]

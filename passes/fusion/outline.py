@@ -17,6 +17,7 @@ from shapejit.passes.fusion.codec import Codec
 from shapejit.passes.fusion.collapse import collapse
 from shapejit.passes.fusion.model import Model, Part, build, signature
 from shapejit.passes.fusion.symbols import LocalSymbols
+from shapejit.symbolic import Expr
 
 
 class Outliner:
@@ -32,6 +33,7 @@ class Outliner:
         self._before = before
         self._names: dict[Any, str] = {}  # by signature
         self._counts: Counter[str] = Counter()
+        self._symbols: dict[Any, LocalSymbols] = {}  # by the expressions; layers repeat them
         self._i64 = ir.IntegerType.get_signless(64)
 
     def outline(self, nodes: Sequence[Node], at: Any) -> None:
@@ -49,7 +51,7 @@ class Outliner:
 
     def _launch(self, model: Model, ops: Sequence[Any], at: Any) -> None:
         collapse(model, self._codec)
-        symbols = LocalSymbols(*model.expressions())
+        symbols = self._local_symbols(*model.expressions())
         model.replace(symbols.localize)
         with ir.Location.fused([op.location for op in ops]):
             launch = ir.Operation.create(
@@ -65,6 +67,12 @@ class Outliner:
         for (_, uses), result in zip(model.outputs, launch.results, strict=True):
             for user, operand in uses:
                 user.operands[operand] = result
+
+    def _local_symbols(self, sizes: list[Expr], others: list[Expr]) -> LocalSymbols:
+        key = (tuple(sizes), tuple(others))
+        if key not in self._symbols:
+            self._symbols[key] = LocalSymbols(sizes, others)
+        return self._symbols[key]
 
     def _kernel(self, model: Model, symbols: int) -> str:
         """The name of the model's kernel, which is made if there is no equal one."""

@@ -10,7 +10,7 @@ computes. Kernels whose problems are equal then have equal text, whatever their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from shapejit.symbolic import Expr, product
@@ -22,6 +22,10 @@ _FIRST_PLACEHOLDER: Final = 1 << 20
 
 class LocalSymbols:
     """The symbols of one kernel, numbered in order of appearance.
+
+    Each component of symbols that occur together gets the first of these that all its expressions
+    can be written in: one of its sizes; all of its sizes, if they are no more than its symbols; its
+    symbols themselves.
 
     Args:
         sizes: sizes of the kernel's tensors and spaces, in order of appearance.
@@ -36,14 +40,18 @@ class LocalSymbols:
         self._local = {expr: expr for expr in exprs}
         bases: dict[int, Expr] = {}
         for component in _components(exprs):
-            placeholder = _FIRST_PLACEHOLDER + len(bases)
             inside = [expr for expr in exprs if expr.symbols() <= component]
-            for base in _candidates([size for size in dict.fromkeys(sizes) if size in inside]):
-                images = {e: rewrite(e, base, Expr.symbol(placeholder)) for e in inside}
-                found = {e: image for e, image in images.items() if image is not None}
-                if len(found) == len(inside):
-                    self._local.update(found)
-                    bases[placeholder] = base
+            candidates = _candidates(size for size in sizes if size.symbols() & component)
+            options: list[tuple[Expr, ...]] = [(b,) for b in candidates if b.symbol_index is None]
+            if 1 < len(candidates) <= len(component):
+                options.append(candidates)
+            for option in options:
+                first = _FIRST_PLACEHOLDER + len(bases)
+                placeholders = {first + i: base for i, base in enumerate(option)}
+                images = _images(inside, placeholders, component)
+                if images is not None:
+                    self._local.update(images)
+                    bases.update(placeholders)
                     break
         numbers = _appearance(list(self._local.values()))
         self.values = [bases.get(symbol, Expr.symbol(symbol)) for symbol in numbers]
@@ -75,57 +83,60 @@ def _components(exprs: Sequence[Expr]) -> list[frozenset[int]]:
     return components
 
 
-def _candidates(sizes: Sequence[Expr]) -> Iterator[Expr]:
-    """What could be one symbol: a size, of a product without its constant factor."""
-    for size in sizes:
-        base = size
-        if len(size.terms) == 1:
-            base = Expr.from_terms({size.terms[0][0]: 1})
-        if base.symbol_index is None:
-            yield base
+def _candidates(sizes: Iterable[Expr]) -> tuple[Expr, ...]:
+    """What could be one symbol: a size, or a product without its constant factor; large first."""
+    bases = dict.fromkeys(
+        Expr.from_terms({size.terms[0][0]: 1}) if len(size.terms) == 1 else size for size in sizes
+    )
+    return tuple(sorted(bases, key=lambda base: max(len(m) for m, _ in base.terms), reverse=True))
 
 
-def rewrite(expr: Expr, base: Expr, symbol: Expr) -> Expr | None:
-    """`expr` in terms of `symbol`, which stands for `base`.
+def _images(
+    exprs: Sequence[Expr], placeholders: Mapping[int, Expr], component: frozenset[int]
+) -> dict[Expr, Expr] | None:
+    """All expressions in terms of the placeholders; None if symbols of the component are left."""
+    images = {}
+    for expr in exprs:
+        image = expr
+        for placeholder, base in placeholders.items():
+            image = replace_base(image, base, Expr.symbol(placeholder))
+        if image.symbols() & component:
+            return None
+        images[expr] = image
+    return images
 
-    Returns:
-        None if symbols of `base` would be left.
-    """
+
+def replace_base(expr: Expr, base: Expr, symbol: Expr) -> Expr:
+    """`expr` with `symbol`, which has the value of `base`, in place of `base` where that occurs."""
     if expr.symbols().isdisjoint(base.symbols()):
         return expr
     if len(base.terms) == 1:
-        return _rewrite_product(expr, base, symbol)
-    return _rewrite_sum(expr, base, symbol)
+        return _replace_product(expr, base, symbol)
+    return _replace_sum(expr, base, symbol)
 
 
-def _rewrite_product(expr: Expr, base: Expr, symbol: Expr) -> Expr | None:
-    """`rewrite` for a base that is one monomial."""
+def _replace_product(expr: Expr, base: Expr, symbol: Expr) -> Expr:
+    """`replace_base` for a base that is one monomial."""
     ((factors, _),) = base.terms
     total = Expr.const(0)
     for monomial, coefficient in expr.terms:
         term = Expr.const(coefficient)
         while (rest := divide_monomial(monomial, factors)) is not None:
             monomial, term = rest, term * symbol
-        others = [_rewrite_atom(atom, base, symbol) for atom in monomial]
-        known = [other for other in others if other is not None]
-        if len(known) < len(others):
-            return None
-        total += product(known, start=term)
+        others = (_replace_in_atom(atom, base, symbol) for atom in monomial)
+        total += product(others, start=term)
     return total
 
 
-def _rewrite_atom(atom: Atom, base: Expr, symbol: Expr) -> Expr | None:
-    whole = Expr.from_atom(atom)
-    if whole.symbols().isdisjoint(base.symbols()):
-        return whole
+def _replace_in_atom(atom: Atom, base: Expr, symbol: Expr) -> Expr:
     if atom.kind is not AtomKind.FLOORDIV:
-        return None
-    num, den = (rewrite(operand, base, symbol) for operand in atom.operands)
-    return None if num is None or den is None else num // den
+        return Expr.from_atom(atom)
+    num, den = (replace_base(operand, base, symbol) for operand in atom.operands)
+    return num // den
 
 
-def _rewrite_sum(expr: Expr, base: Expr, symbol: Expr) -> Expr | None:
-    """`rewrite` for a base of several terms, of which whole multiples must occur."""
+def _replace_sum(expr: Expr, base: Expr, symbol: Expr) -> Expr:
+    """`replace_base` for a base of several terms, of which constant multiples are found."""
     parts: dict[Expr, Expr] = {}  # polynomials in the base's symbols, by what they are times
     for monomial, coefficient in expr.terms:
         free = [a for a in monomial if Expr.from_atom(a).symbols().isdisjoint(base.symbols())]
@@ -135,11 +146,8 @@ def _rewrite_sum(expr: Expr, base: Expr, symbol: Expr) -> Expr | None:
         parts[key] = parts.get(key, Expr.const(0)) + part
     total = Expr.const(0)
     for key, part in parts.items():
-        if part.constant is not None:
-            total += key * part
-            continue
         factor = part.exact_div(base)
-        if factor is None or factor.constant is None:
-            return None
-        total += key * factor * symbol
+        if factor is not None and factor.constant is not None:
+            part = factor * symbol
+        total += key * part
     return total

@@ -61,7 +61,7 @@ def merge_read_dims(
     while position + 1 < len(merged):
         first, second = merged[position : position + 2]
         both = ranges.simplify(first * sizes[position + 1] + second)
-        if (has_division(first) or has_division(second)) and not has_division(both):
+        if has_division(first) and has_division(second) and not has_division(both):
             merged[position : position + 2] = [both]
             sizes[position : position + 2] = [sizes[position] * sizes[position + 1]]
             position = max(position - 1, 0)

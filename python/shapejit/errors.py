@@ -84,6 +84,10 @@ class KnobError(ShapeJitError, ValueError):
     """A ``SHAPEJIT_*`` environment variable has a bad value."""
 
 
+class CommandLineError(ShapeJitError, ValueError):
+    """An argument or option of the ``shapejit`` command cannot be used."""
+
+
 class LoadError(ShapeJitError, ValueError):
     """A saved program, or the weights for it, cannot be used."""
 
@@ -111,6 +115,7 @@ _FAMILIES: dict[str, type[ShapeJitError]] = {
     "OP": UnsupportedOpError,
     "OPTION": OptionError,
     "KNOB": KnobError,
+    "CLI": CommandLineError,
     "LOAD": LoadError,
     "TARGET": TargetError,
     "INTERNAL": InternalError,
@@ -436,6 +441,50 @@ class ErrorId(Enum):
         "an unknown environment variable (a warning)",
         "{knob} is set, but shapejit reads no such variable{hint}",
         "Unset it, or use one of {knobs}",
+    )
+
+    # The command line.
+    SJ_CLI_001 = Entry(
+        "a malformed option of the command line",
+        "{option} {text!q}: {rule}",
+        "Write for example {example}",
+    )
+    SJ_CLI_002 = Entry(
+        "not a model of the command line",
+        "{model!q} is not a model: {reason}",
+        "Pass a saved program (model.sjit), an exported program (model.pt2), or a function that "
+        "returns a model (package.module:function or file.py:function)",
+    )
+    SJ_CLI_003 = Entry(
+        "a function that gives no model",
+        "{model!q} gives no model: {reason}",
+        "It must be a function without arguments, or a class, that returns a torch.nn.Module, or "
+        "(module, args), or (module, args, kwargs)",
+    )
+    SJ_CLI_004 = Entry(
+        "an option names what the model lacks",
+        "{option} {text!q} names {name!q}, but the model's {kind} are {known}",
+        "Use one of those names{hint}",
+    )
+    SJ_CLI_005 = Entry(
+        "an input that is not described enough",
+        "{what} of input {input!q} is not known: neither the model nor an option states it",
+        "Add {suggestion}",
+    )
+    SJ_CLI_006 = Entry(
+        "an option that does not apply",
+        "{option} does not apply to {model!q}, {kind}",
+        "{remedy}",
+    )
+    SJ_CLI_007 = Entry(
+        "a file of tensors that cannot be used",
+        "{path!q} {reason}",
+        "{remedy}",
+    )
+    SJ_CLI_008 = Entry(
+        "a package that a command needs is not installed",
+        "`{command}` needs the package {package!q}, which is not installed",
+        "Run {remedy}",
     )
 
     # Saved programs.

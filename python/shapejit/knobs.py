@@ -20,10 +20,11 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
+from shapejit import logs as log_settings
 from shapejit.errors import ErrorId, ShapeJitWarning
 from shapejit.options import close_match_hint
 
@@ -191,6 +192,18 @@ class Knobs:
         "Progress bar of a compilation; auto shows it when standard error is a terminal.",
         choices=("auto", "on", "off"),
         default="auto",
+    )
+    logs: Knob[Mapping[str, int] | None] = Knob(
+        "SHAPEJIT_LOGS",
+        "What to log on standard error, such as `cache,+passes`: a name alone logs what happens, "
+        "with + also details, with - errors only. From Python, use `shapejit.logs.set`.",
+        rule="it must be a list, with commas, of "
+        f"{', '.join(log_settings.NAMES)} and {log_settings.ALL}, each at most once, alone or "
+        "after a + or a -",
+        default=None,
+        default_text="cache,+passes",
+        parse=log_settings.parse,
+        check=lambda value: value is None or log_settings.is_setting(value),
     )
 
     cache: Knob[bool] = _flag(

@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlir.ir as ir
 
 from . import ir as sir
-from . import passes
-from .artefacts import Artefacts, KernelInfo, PackSpec, WeightSpec
+from . import logs, passes
+from .artefacts import Artefacts, KernelInfo, PackSpec, SymbolSpec, WeightSpec
 from .codegen import HostTarget, LLVMError, compile_object, to_llvm_dialect
 from .cpu_features import host_target, target_info
 from .describe import describe_kernels
+from .dump import Dump
 from .errors import ErrorId
 from .knobs import knobs
 from .pass_host import PipelineError, run_pipeline, write_reproducer
@@ -65,6 +66,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("lower-to-host", _passes("shapejit-lower-to-host"), has_shapes=False),
 )
 
+_IMPORT_LOG = logs.logger("import")
+_PASSES_LOG = logs.logger("passes")
+_BUCKET_LOG = logs.logger("bucket")
+_CODEGEN_LOG = logs.logger("codegen")
+
 #: Upstream's conversions follow these in every kernel's own module.
 _CODEGEN_PASSES = "shapejit-math-polynomials"
 
@@ -82,22 +88,28 @@ def build(imported: ImportedModel, options: CompileOptions, progress: Progress) 
     """
     passes.register_all()
     target = host_target(options.target_cpu)
-    dump = _Dump(options.dump_to or knobs.dump_to)
+    logs.configure()
+    dump = Dump(options.dump_to or knobs.dump_to, "-".join(p.name for p in imported.parameters))
     verify = options.verify_each or knobs.verify_each
     module = imported.module
-    dump.write("import", module)
+    dump.stage("import", module)
+    for step, seconds in imported.seconds.items():
+        _IMPORT_LOG.info("%s took %.3f s", step, seconds)
     kernels: tuple[KernelInfo, ...] = ()
     packs: tuple[PackSpec, ...] = ()
     weights = imported.weights
     for stage in STAGES:
         with progress.stage(stage.name):
             run_stage(module, stage, target, verify=verify)
-        dump.write(stage.name, module)
+        dump.stage(stage.name, module)
+        _PASSES_LOG.info("%s took %.3f s", stage.name, progress.seconds[stage.name])
         if stage.name == "form-kernels":
             kernels = describe_kernels(module)
             packs = _packs(module)
             weights = _weights_read(module, imported.weights)
-    objects = _generate(module, target, options, progress)
+            _log_kernels(kernels, packs, imported.symbols)
+    objects = _generate(module, target, options, progress, dump)
+    dump.index(kernels, imported.symbols)
     return Artefacts(
         objects=objects,
         target=target_info(target),
@@ -176,7 +188,7 @@ def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpe
 
 
 def _generate(
-    module: Any, target: HostTarget, options: CompileOptions, progress: Progress
+    module: Any, target: HostTarget, options: CompileOptions, progress: Progress, dump: Dump
 ) -> tuple[bytes, ...]:
     """One object for every kernel and one for the host program, built side by side."""
     parts = [op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module"]
@@ -187,15 +199,19 @@ def _generate(
     ):
 
         def compile_part(part: Any) -> bytes:
+            name = ir.StringAttr(part.attributes["sym_name"]).value
+            start = time.perf_counter()
             try:
                 data = compile_object(part, target, options.opt_level)
+                seconds = time.perf_counter() - start
+                dump.code(part, data, target, options.opt_level)
             except LLVMError as error:
                 path = write_reproducer(str(part), "codegen")
-                name = ir.StringAttr(part.attributes["sym_name"]).value
                 raise ErrorId.SJ_INTERNAL_002.error(
                     kernel=name, reason=str(error), reproduction=path
                 ) from error
             stage.advance()
+            _CODEGEN_LOG.debug("%s: %d bytes in %.3f s", name, len(data), seconds)
             return data
 
         futures = []
@@ -205,26 +221,41 @@ def _generate(
             run_pipeline(part, _CODEGEN_PASSES, stage="codegen")
             to_llvm_dialect(part)
             futures.append(pool.submit(compile_part, part))
-        return tuple(future.result() for future in futures)
+        objects = tuple(future.result() for future in futures)
+    _CODEGEN_LOG.info(
+        "%d objects, %d bytes, by %d threads in %.3f s",
+        len(objects),
+        sum(map(len, objects)),
+        threads,
+        progress.seconds["codegen"],
+    )
+    return objects
 
 
 # ---------------------------------------------------------------------------
-# Dumps
+# Logging
 # ---------------------------------------------------------------------------
 
 
-class _Dump:
-    """Writes the IR after each stage into a folder, if there is one."""
-
-    def __init__(self, folder: str | None) -> None:
-        self._folder = Path(folder) if folder else None
-        self._count = 0
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-
-    def write(self, stage: str, module: Any) -> None:
-        if self._folder is None:
-            return
-        path = self._folder / f"{self._count:02d}-{stage}.mlir"
-        path.write_text(module.operation.get_asm(enable_debug_info=True, pretty_debug_info=True))
-        self._count += 1
+def _log_kernels(
+    kernels: Sequence[KernelInfo], packs: Sequence[PackSpec], symbols: Sequence[SymbolSpec]
+) -> None:
+    launches = sum(len(kernel.launches) for kernel in kernels)
+    _PASSES_LOG.info(
+        "%d kernels, %d launches, %d packed weights", len(kernels), launches, len(packs)
+    )
+    for kernel in kernels:
+        _PASSES_LOG.debug(
+            "%s: a %s of %s, launched %d times: %s",
+            kernel.name,
+            kernel.kind,
+            ", ".join(kernel.fuses),
+            len(kernel.launches),
+            kernel.why,
+        )
+    ranges = [f"{s.name} = {s.min}..{'' if s.max is None else s.max}" for s in symbols]
+    _BUCKET_LOG.info(
+        "one variant of each of %d kernels, for all of %s",
+        len(kernels),
+        ", ".join(ranges) or "the static sizes",
+    )

@@ -10,11 +10,26 @@
 #include <chrono>
 #include <random>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace {
 
 constexpr int32_t kMaxThreads = 5;
+
+/// A loop that nothing follows: the region's end waits for all of it.
+void shortRegion(std::mt19937 &random, std::vector<uint64_t> &values) {
+  uint64_t count = random() % values.size(), chunk = 1 + random() % 20, seed = random();
+  kmpc::parallel([&] {
+    kmpc::dynamicLoop(count, chunk, [&](uint64_t i) {
+      if (kmpc::threadNum() != 0 && i % 64 == 0)
+        usleep(1);
+      values[i] = seed ^ i;
+    });
+  });
+  for (uint64_t i = 0; i < count; ++i)
+    CHECK(values[i] == (seed ^ i));
+}
 
 /// Two dependent loops over an array of the caller's own, and a sum.
 void region(std::mt19937 &random, std::vector<uint64_t> &values) {
@@ -47,8 +62,10 @@ void caller(unsigned seed, std::chrono::steady_clock::time_point end, std::atomi
   long count = 0;
   while (std::chrono::steady_clock::now() < end) {
     shapejitRtSetThreads(1 + random() % kMaxThreads);
-    for (int i = 0; i < 20; ++i, ++count)
+    for (int i = 0; i < 20; ++i, count += 2) {
       region(random, values);
+      shortRegion(random, values);
+    }
     if (random() % 8 == 0) // longer than workers stay awake
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
   }

@@ -6,7 +6,9 @@
 #include "Kmpc.h"
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <unistd.h>
 #include <vector>
 #include <xmmintrin.h>
 
@@ -32,6 +34,23 @@ public:
 
 private:
   std::vector<std::atomic<int>> visits;
+};
+
+/// Holds the calling member until `expected` members are here. All workers come, also if they
+/// sleep.
+class Meeting {
+public:
+  explicit Meeting(int expected) : missing(expected) {}
+  void await() {
+    --missing;
+    for (int i = 0; missing > 0; ++i) {
+      CHECK(i < 100'000);
+      usleep(5);
+    }
+  }
+
+private:
+  std::atomic<int> missing;
 };
 
 void testDynamicLoops() {
@@ -105,17 +124,23 @@ void testNarrowLoops() {
 
 /// Many loops of one region, with and without barriers between them: some members are ahead.
 void testLoopsOfOneRegion() {
-  constexpr int kLoops = 13;
+  constexpr int kLoops = 43;
   constexpr uint64_t kCount = 40;
   Visits visits(kLoops * kCount);
+  Meeting meeting(shapejitRtThreads());
   kmpc::parallel([&] {
+    meeting.await();
     for (int loop = 0; loop < kLoops; ++loop) {
-      auto body = [&](uint64_t i) { visits(loop * kCount + i); };
+      auto body = [&](uint64_t i) {
+        visits(loop * kCount + i);
+        if (i == kCount / 2 && loop % 4 == 0)
+          usleep(300); // the others run ahead
+      };
       if (loop % 3 == 2)
         kmpc::staticLoop(kCount, body);
       else
         kmpc::dynamicLoop(kCount, 3, body);
-      if (loop % 5 == 4)
+      if (loop % 20 == 19)
         kmpc::barrier();
     }
   });
@@ -138,16 +163,32 @@ void testBarrier() {
     CHECK(second[i] == (kCount - 1 - i) * 5 + 1);
 }
 
+/// All threads join a region that lasts, whether they were awake or asleep.
 void testThreadNumbers(int32_t threads) {
   CHECK(kmpc::threadNum() == 0);
-  std::vector<std::atomic<int>> seen(threads);
-  kmpc::parallel([&] {
-    CHECK(kmpc::threadNum() >= 0 && kmpc::threadNum() < threads);
-    ++seen[kmpc::threadNum()];
-  });
-  CHECK(seen[0] == 1);
-  for (std::atomic<int> &count : seen)
-    CHECK(count <= 1);
+  for (int round = 0; round < 100; ++round) {
+    Meeting meeting(threads);
+    Visits numbers(threads);
+    kmpc::parallel([&] {
+      numbers(kmpc::threadNum());
+      meeting.await();
+    });
+    CHECK(numbers.allAre(1));
+    usleep(round * 3);
+  }
+}
+
+/// Regions that start when workers are about to sleep, which they do after 100 us, get them as
+/// well.
+void testRegionsAsWorkersFallAsleep(int32_t threads) {
+  using Clock = std::chrono::steady_clock;
+  for (int round = 0; round < 1000; ++round) {
+    auto start = Clock::now() + std::chrono::nanoseconds(95'000 + round % 200 * 50);
+    while (Clock::now() < start) {
+    }
+    Meeting meeting(threads);
+    kmpc::parallel([&] { meeting.await(); });
+  }
 }
 
 void testNesting() {
@@ -215,6 +256,7 @@ template <typename... Values> void expect(int32_t *global, int32_t *bound, Value
   uintptr_t expected = 100;
   (CHECK(reinterpret_cast<uintptr_t>(values) == expected++), ...);
   CHECK(expected == 100 + sizeof...(values));
+  CHECK(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) % 16 == 0);
 }
 
 template <typename... Values> void forkWith(Values... values) {
@@ -240,8 +282,10 @@ void testFloatingPointControl() {
   for (unsigned mode : {kFlushToZero, 0u}) {
     unsigned before = _mm_getcsr();
     _mm_setcsr((before & ~kFlushToZero) | mode);
+    Meeting meeting(shapejitRtThreads());
     kmpc::parallel([&] {
-      kmpc::dynamicLoop(50, 1, [&](uint64_t) { CHECK((_mm_getcsr() & kFlushToZero) == mode); });
+      meeting.await();
+      CHECK((_mm_getcsr() & kFlushToZero) == mode);
     });
     _mm_setcsr(before);
   }
@@ -286,6 +330,8 @@ int main() {
     testCapturedValues();
     testFloatingPointControl();
     CHECK(shapejitRtWorkers() == threads - 1);
+    if (threads == 2)
+      testRegionsAsWorkersFallAsleep(threads);
   }
   shapejitRtSetThreads(2);
   kmpc::parallel([] {});

@@ -34,6 +34,8 @@ def work(folder: Path, limit: int, seconds: float, seed: int) -> None:
     """One of the processes: fetches keys at random and checks what it gets."""
     warnings.simplefilter("error")
     cache = ObjectCache(200_000, DiskTier(folder, limit))
+    print("ready", flush=True)
+    sys.stdin.readline()
     end = time.monotonic() + seconds
     building: set[str] = set()
     lock = threading.Lock()
@@ -79,12 +81,20 @@ def test_processes_writing_the_same_keys(tmp_path: Path, limit: int) -> None:
         subprocess.Popen(
             [sys.executable, __file__, str(folder), str(limit), seconds, str(seed)],
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for seed in range(PROCESSES)
     ]
+    # They start together, however long their imports take.
+    for worker in workers:
+        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
     for worker in workers:
         output, errors = worker.communicate(timeout=float(seconds) + 120)
         print(output)

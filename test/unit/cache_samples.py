@@ -7,10 +7,17 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from hypothesis import settings
+
 from shapejit.cache.entry import Header
 from shapejit.cache.key import TargetKey, VariantKey
 
 TARGET = TargetKey("x86_64-unknown-linux-gnu", "znver4", ("+avx2", "+fma"), 32)
+
+
+def examples(count: int) -> settings:
+    """Hypothesis settings for ``count`` examples."""
+    return settings(max_examples=count, deadline=None)
 
 
 def sample_key(number: int = 0, **changes: Any) -> VariantKey:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from shapejit.cache.disk import DiskTier
+from shapejit.cache.entry import Header
 from shapejit.cache.index import FILE_NAME
 from shapejit.cache.key import VariantKey
 from shapejit.cache.reports import CacheWarning
@@ -256,6 +257,13 @@ def test_an_entry_beyond_the_bound_is_not_written(folder: Path) -> None:
     assert found(tier, 0, 1) == [0]
 
 
+def test_an_entry_that_cannot_be_described_is_not_written(folder: Path) -> None:
+    tier = DiskTier(folder, LIMIT)
+    with pytest.warns(CacheWarning, match="cannot be stored: the record of a key takes"):
+        tier.put(sample_key().digest, Header({"kind": "x" * (1 << 20)}, 0.0, 0.0), b"code")
+    assert not folder.exists()
+
+
 def test_what_killed_writers_left_is_swept(folder: Path) -> None:
     put(DiskTier(folder, LIMIT), sample_key(0))
     old, new = (folder / "objects" / f".tmp-1-{name}" for name in ("old", "new"))
@@ -279,6 +287,7 @@ def test_what_killed_writers_left_is_swept(folder: Path) -> None:
         "DROP TABLE entries; CREATE TABLE entries (other)",
         "DROP TABLE entries; CREATE VIEW entries AS SELECT 1",
         "UPDATE entries SET used = 'then'",
+        "UPDATE entries SET used = 9e999",
         b"not a database at all" * 100,
         b"",
     ],

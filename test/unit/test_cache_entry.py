@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shapejit.cache.entry import (
@@ -20,12 +20,13 @@ from shapejit.cache.entry import (
     decode_header,
     encode,
 )
-from unit.cache_samples import content, header, sample_key
+from unit.cache_samples import content, examples, header, sample_key
 
 KEY = sample_key()
 WHOLE = encode(header(KEY), content(KEY, 300))
 
 
+@examples(80)
 @given(st.binary(max_size=200), st.text(max_size=50), st.floats(0, 1e6))
 def test_what_is_written_is_read(payload: bytes, note: str, seconds: float) -> None:
     data = encode(Header(KEY.record(), seconds, 1.5e9, note), payload)
@@ -45,7 +46,7 @@ def test_the_head_of_a_file_is_readable() -> None:
     assert '"note": "made for a test"' in text
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, len(WHOLE) * 8 - 1))
 def test_a_flipped_bit_is_noticed(bit: int) -> None:
     damaged = bytearray(WHOLE)
@@ -54,18 +55,21 @@ def test_a_flipped_bit_is_noticed(bit: int) -> None:
         decode(bytes(damaged), KEY.digest)
 
 
+@examples(80)
 @given(st.integers(0, len(WHOLE) - 1))
 def test_a_cut_file_is_noticed(size: int) -> None:
     with pytest.raises(CorruptEntryError):
         decode(WHOLE[:size], KEY.digest)
 
 
+@examples(80)
 @given(st.binary(min_size=1, max_size=20))
 def test_more_than_there_should_be_is_noticed(more: bytes) -> None:
     with pytest.raises(CorruptEntryError, match="where its header states 300"):
         decode(WHOLE + more, KEY.digest)
 
 
+@examples(80)
 @given(st.binary(max_size=200))
 def test_anything_else_is_noticed(data: bytes) -> None:
     with pytest.raises(CorruptEntryError):

@@ -273,7 +273,11 @@ def test_an_index_of_another_is_replaced(folder: Path) -> None:
 # Contents.
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_damaged_contents_are_built_again(folder: Path, data: st.DataObject) -> None:
     whole = encode(header(KEY), content(KEY))

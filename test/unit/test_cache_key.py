@@ -23,7 +23,7 @@ from shapejit.cache.key import (
     sorted_items,
     split_features,
 )
-from unit.cache_samples import TARGET, sample_key
+from unit.cache_samples import TARGET, examples, sample_key
 
 # Texts that try to break out of their field.
 names = st.text(
@@ -57,6 +57,7 @@ def test_the_strategies_cover_every_field() -> None:
     assert FIELDS.keys() == {field.name for field in dataclasses.fields(VariantKey) if field.init}
 
 
+@examples(80)
 @given(keys, keys)
 def test_two_keys_have_one_digest_only_if_they_are_equal(
     one: VariantKey, other: VariantKey
@@ -68,6 +69,7 @@ def test_two_keys_have_one_digest_only_if_they_are_equal(
         assert one.digest != other.digest
 
 
+@examples(80)
 @given(keys, st.data())
 def test_a_change_of_any_field_changes_the_digest(key: VariantKey, data: st.DataObject) -> None:
     for name, strategy in FIELDS.items():
@@ -78,6 +80,7 @@ def test_a_change_of_any_field_changes_the_digest(key: VariantKey, data: st.Data
         assert same == (repr(getattr(changed, name)) == repr(getattr(key, name)))
 
 
+@examples(80)
 @given(st.sampled_from([f.name for f in dataclasses.fields(TargetKey)]), st.data())
 def test_a_change_of_any_field_of_the_target_changes_the_digest(
     name: str, data: st.DataObject
@@ -88,6 +91,7 @@ def test_a_change_of_any_field_of_the_target_changes_the_digest(
     assert (changed.digest == sample_key().digest) == (value == getattr(TARGET, name))
 
 
+@examples(80)
 @given(st.lists(names, min_size=2, max_size=6), st.data())
 def test_text_moved_between_fields_changes_the_digest(
     parts: list[str], data: st.DataObject
@@ -111,6 +115,7 @@ def test_text_moved_between_fields_changes_the_digest(
     assert by_field == (cut == cut2)
 
 
+@examples(80)
 @given(keys, st.randoms(use_true_random=False))
 def test_order_without_meaning_does_not_change_the_digest(
     key: VariantKey, rng: random.Random
@@ -123,6 +128,7 @@ def test_order_without_meaning_does_not_change_the_digest(
     assert again.digest == key.digest
 
 
+@examples(80)
 @given(keys)
 def test_the_digest_is_that_of_the_stored_record(key: VariantKey) -> None:
     stored = json.loads(json.dumps(key.record(), indent=1))
@@ -136,6 +142,7 @@ def test_the_digest_is_fixed() -> None:
     )
 
 
+@examples(80)
 @given(
     st.lists(st.sampled_from(["avx", "avx2", "fma", "sse4a"]), max_size=5),
     st.randoms(use_true_random=False),
@@ -201,10 +208,13 @@ def test_the_digest_of_the_passes_covers_what_generates_code() -> None:
     assert {
         "passes/lower_to_cpu.py",
         "passes/cpu/gemm.py",
-        "codegen/llvm.py",
+        "codegen/__init__.py",
         "symbolic/expr.py",
-        "pipeline.py",
+        "cache/kernels.py",
         "_libs/libshapejit.so",
+        "/ir.py",
+        "/pass_host.py",
+        "/pipeline.py",
     } <= set(named)
 
 
@@ -234,3 +244,16 @@ def test_sources_newer_than_the_process_give_a_digest_of_its_own(
     (tmp_path / "a.py").write_text("")
     monkeypatch.setattr(fingerprint, "_sources", lambda: iter([("a.py", tmp_path / "a.py")]))
     assert fingerprint.pass_digest.__wrapped__() != fingerprint.pass_digest.__wrapped__()
+
+
+def test_sources_that_cannot_be_read_give_a_digest_of_its_own(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_folder", lambda part: tmp_path)
+    assert fingerprint.pass_digest.__wrapped__() != fingerprint.pass_digest.__wrapped__()
+
+
+def test_a_tool_of_unknown_version_gives_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_DISTRIBUTIONS", {"llvm": "no-such-distribution"})
+    versions = [dict(fingerprint.toolchain.__wrapped__()) for _ in range(2)]
+    assert versions[0]["llvm"] != versions[1]["llvm"]

@@ -212,7 +212,9 @@ class MemoryTierMachine(RuleBasedStateMachine):
         assert self.tier.kept_bytes == sum(s.size for s in slots.values() if s.kept is not None)
 
 
-MemoryTierMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+MemoryTierMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
 test_random_use = MemoryTierMachine.TestCase
 
 

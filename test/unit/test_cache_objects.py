@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -73,6 +74,19 @@ def test_counters(cache: ObjectCache) -> None:
     assert (stats.built, stats.disk_hits, stats.read_bytes) == (0, 1, len(content(KEY)))
     assert 0.05 <= stats.saved_seconds < 5, "the time that the build had taken is in the entry"
     assert stats.to_dict()["disk_hits"] == 1
+
+
+def test_what_happens_is_logged(cache: ObjectCache, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "shapejit.cache"):
+        cache.get_or_build(KEY, lambda: content(KEY, 500))
+        cache.get(KEY)
+        assert cache.disk is not None
+        cache.disk.prune(0)
+    written, built, found, deleted = (record.getMessage() for record in caplog.records)
+    assert written.startswith(f"{KEY.digest[:16]} written, ")
+    assert built.startswith(f"gemm {KEY.digest[:16]}: built, 500 bytes that take 0.")
+    assert found.startswith(f"gemm {KEY.digest[:16]}: memory, 500 bytes that take 0.")
+    assert deleted.startswith(f"1 entries deleted from {cache.disk.root}, ")
 
 
 def test_without_disk() -> None:

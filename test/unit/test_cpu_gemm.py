@@ -258,6 +258,36 @@ def test_weight_broadcast_over_the_batch(b: int, m: int) -> None:
     assert_close(y, x.double() @ w.double(), x @ w)
 
 
+@functools.cache
+def transposed_batch() -> CpuKernel:
+    """Batch and rows change places between lhs and result, with a bias by batch in the epilogue."""
+    x, y = tensor("f32", "s1", "s0", 20), tensor("f32", "s0", "s1", 30)
+    w, b = tensor("f32", 30, 20), tensor("f32", "s0")
+    return CpuKernel(f"""
+        shapejit.kernel @k symbols 2 (%x: {x}, %w: {w}, %b: {b}) {{
+          %0 = shapejit.gemm over [s0, s1, 30, 20] lhs(%x at {access(4, "d1, d0, d3")} : {x})
+              rhs(%w at {access(4, "d2, d3")} : {w})
+              extras(%b at {access(3, "d0")} : {b}) epilogue {{
+          ^bb0(%acc: f32, %bias: f32):
+            %1 = arith.addf %acc, %bias : f32
+            shapejit.yield %1 : f32
+          }} -> {y}
+          shapejit.yield %0 : {y}
+        }}""")
+
+
+@examples(15)
+@given(b=st.integers(0, 9), m=SMALL)
+def test_rows_gathered_from_the_batch(b: int, m: int) -> None:
+    x, w, bias = torch.randn(m, b, 20), torch.randn(30, 20), torch.randn(b)
+
+    def model(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return x.transpose(0, 1) @ w.T + bias[:, None, None]
+
+    [y] = transposed_batch()([x, w, bias], b, m)
+    assert_close(y, model(x.double(), w.double(), bias.double()), model(x, w, bias))
+
+
 def test_result_of_another_type() -> None:
     """An epilogue may compare: the sums stay f32, the result is bool."""
     a, y = tensor("f32", "s0", 5), tensor("i1", "s0", 7)

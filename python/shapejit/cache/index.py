@@ -23,14 +23,14 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shapejit.cache.storage import RefusedError, Storage, StoredFile, plain_file
+from shapejit.cache.storage import RefusedError, Storage, StoredFile, check_file
 
 T = TypeVar("T")
 
 FILE_NAME = "index-1.sqlite"
 """The number is the version of the schema."""
 
-_BUSY_SECONDS = 5.0
+_BUSY_SECONDS = 1.0
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SCHEMA = """
@@ -113,7 +113,7 @@ class Index:
         """Make the entries be those that `choose` gives, while no other process changes them.
 
         Raises:
-            UnavailableError: the index is busy; `choose` was not called.
+            UnavailableError: the index cannot be changed now. `choose` may have been called.
         """
 
         def run(connection: sqlite3.Connection) -> None:
@@ -152,7 +152,7 @@ class Index:
             raise UnavailableError(str(error)) from error
         except RefusedError as error:
             raise (UnavailableError if error.folder else _DamagedError)(str(error)) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise _DamagedError(str(error)) from error
         except OSError as error:
             raise UnavailableError(str(error)) from error
@@ -164,7 +164,7 @@ class Index:
         with self._lock:
             if not self._storage.exists():
                 raise UnavailableError("there is no folder")
-            plain_file(self._path)
+            check_file(self._path)
             with closing(
                 sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
             ) as connection:

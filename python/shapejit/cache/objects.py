@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from shapejit import logs
 from shapejit.cache import pressure
 from shapejit.cache.disk import DiskTier
 from shapejit.cache.entry import Header
@@ -20,6 +22,8 @@ from shapejit.cache.memory import Lease, MemoryTier
 from shapejit.cache.reports import CacheStats
 
 Origin: TypeAlias = Literal["memory", "disk", "built", "shared"]
+
+_LOG = logs.logger("cache")
 
 _PRESSURE_SHARE = 8  # of the bound stays when the system is short of memory
 _PRESSURE_SECONDS = 1.0  # between two looks at the system's memory
@@ -105,9 +109,9 @@ class ObjectCache:
             lease = self._from_memory(key.digest)
             disk = self._disk
         if lease is not None:
-            return Fetched(lease, "memory")
+            return _fetched(key, lease, "memory")
         lease = self._from_disk(key.digest, disk)
-        return None if lease is None else Fetched(lease, "disk")
+        return None if lease is None else _fetched(key, lease, "disk")
 
     def get_or_build(self, key: Key, build: Callable[[], bytes], *, note: str = "") -> Fetched:
         """Code that is there, or else that `build` makes.
@@ -128,19 +132,20 @@ class ObjectCache:
         while True:
             with self._lock:
                 lease = self._from_memory(digest)
-                if lease is not None:
-                    return Fetched(lease, "memory")
                 flight = self._flights.get(digest)
-                if flight is None:
+                if lease is None and flight is None:
                     flight = self._flights[digest] = _Flight()
                     break
+            if lease is not None:
+                return _fetched(key, lease, "memory")
+            assert flight is not None
             if flight.owner == threading.get_ident():
                 raise RuntimeError(f"building cache entry {digest[:16]} asks for that entry")
             flight.done.wait()
             if flight.lease is not None:
                 with self._lock:
                     self._counters.shared += 1
-                return Fetched(flight.lease, "shared")
+                return _fetched(key, flight.lease, "shared")
             if flight.error is not None:
                 raise flight.error
             # The builder was interrupted, which is no result for others: try again.
@@ -157,7 +162,7 @@ class ObjectCache:
         disk = self._disk
         flight.lease = self._from_disk(key.digest, disk)
         if flight.lease is not None:
-            return Fetched(flight.lease, "disk")
+            return _fetched(key, flight.lease, "disk")
         data, seconds = self._built(build)
         with self._lock:
             flight.lease = lease = self._memory.add(key.digest, data, seconds)
@@ -165,7 +170,7 @@ class ObjectCache:
         self._relieve()
         if disk is not None:
             disk.put(key.digest, Header(key.record(), seconds, time.time(), note), data)
-        return Fetched(lease, "built")
+        return _fetched(key, lease, "built")
 
     def _built(self, build: Callable[[], bytes]) -> tuple[bytes, float]:
         start = time.perf_counter()
@@ -224,6 +229,7 @@ class ObjectCache:
             if due:
                 self._pressure_checked = now
         if due and pressure.is_short():
+            _LOG.info("the system is short of memory: giving code back")
             self.trim(self._memory.limit // _PRESSURE_SHARE)
 
     def trim(self, memory_bytes: int) -> None:
@@ -274,6 +280,19 @@ class ObjectCache:
         self._flights = {}
         if self._disk is not None:
             self._disk = self._disk.copy()
+
+
+def _fetched(key: Key, lease: Lease, origin: Origin) -> Fetched:
+    if _LOG.isEnabledFor(logging.INFO):
+        _LOG.info(
+            "%s %s: %s, %d bytes that take %.3f s to build",
+            key.record().get("kind"),
+            key.digest[:16],
+            origin,
+            len(lease.data),
+            lease.seconds,
+        )
+    return Fetched(lease, origin)
 
 
 _instances: weakref.WeakSet[ObjectCache] = weakref.WeakSet()

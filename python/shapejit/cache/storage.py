@@ -103,11 +103,13 @@ class Storage:
 
         Raises:
             RefusedError: the folder is not to be trusted.
+            FileNotFoundError: the folder was deleted at the same time.
             OSError: it cannot be written.
         """
         name = _name(digest)
         with self._folder(create=True) as folder:
-            assert folder is not None
+            if folder is None:
+                raise FileNotFoundError(errno.ENOENT, "The folder was deleted", str(self.root))
             temporary = f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 _write_file(temporary, data, folder)
@@ -204,18 +206,14 @@ class Storage:
                 os.close(folder)
 
 
-def plain_file(path: Path) -> bool:
-    """Whether a file exists that `Storage` would read, without opening it.
+def check_file(path: Path) -> None:
+    """Check a file, if it exists, without opening it.
 
     Raises:
-        RefusedError: it exists and is not to be trusted.
+        RefusedError: it is not to be trusted.
     """
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    _check_file(status)
-    return True
+    with suppress(FileNotFoundError):
+        _check_file(os.lstat(path))
 
 
 def _name(digest: str) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 from shapejit.demo.measure import MIN_COSINE, Result, Summary
 
 LIVE_ROWS = 10
+PLAIN_STEP = 20
 TABLE_ROWS = 18
 WORST_ROWS = 4
 
@@ -50,15 +51,17 @@ def _cells(result: Result) -> tuple[str, ...]:
 
 
 class LiveTable:
-    """A progress bar over the latest rows; on anything but a terminal it stays silent."""
+    """A progress bar over the latest rows; on anything but a terminal, a line now and then."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._progress = Progress(
             TextColumn("running distinct shapes"), BarColumn(), MofNCompleteColumn()
         )
         self._task = self._progress.add_task("", total=total)
+        self._total, self._done = total, 0
         self._latest: list[Result] = []
         self._live = Live(self._render(), console=console, transient=True, auto_refresh=False)
+        self._console = console
         self._on = console.is_terminal
 
     def __enter__(self) -> LiveTable:
@@ -74,8 +77,11 @@ class LiveTable:
         """Shows one more shape."""
         self._latest = [*self._latest, result][-LIVE_ROWS:]
         self._progress.advance(self._task)
+        self._done += 1
         if self._on:
             self._live.update(self._render(), refresh=True)
+        elif self._done % PLAIN_STEP == 0 or self._done == self._total:
+            self._console.print(f"  {self._done} of {self._total} shapes")
 
     def _render(self) -> Group:
         return Group(latency_table(self._latest, "latest shapes"), self._progress)

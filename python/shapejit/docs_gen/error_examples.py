@@ -244,6 +244,55 @@ EXAMPLES: dict[ErrorId, Example] = {
             "knobs": "SHAPEJIT_DUMP_TO, SHAPEJIT_PROGRESS",
         }
     ),
+    ErrorId.SJ_CLI_001: Example(
+        {
+            "option": "--input",
+            "text": "ids:int46:3x17",
+            "rule": '"int46" is not a dtype (did you mean "int64"?)',
+            "example": "--input ids:int64:3x17",
+        }
+    ),
+    ErrorId.SJ_CLI_002: Example(
+        {"model": "models.py", "reason": "there is no function named in it, as in models.py:tiny"}
+    ),
+    ErrorId.SJ_CLI_003: Example(
+        {"model": "models.py:tiny", "reason": "it raised KeyError: 'width'"}, "models.py:12"
+    ),
+    ErrorId.SJ_CLI_004: Example(
+        {
+            "option": "--minShapes",
+            "text": "idz:1x3",
+            "name": "idz",
+            "kind": "inputs",
+            "known": '"ids" and "mask"',
+            "hint": ' (did you mean "ids"?)',
+        }
+    ),
+    ErrorId.SJ_CLI_005: Example(
+        {"what": "the dtype", "input": "ids", "suggestion": "--input ids:int64"}
+    ),
+    ErrorId.SJ_CLI_006: Example(
+        {
+            "option": "--dim",
+            "model": "model.sjit",
+            "kind": "a saved program",
+            "remedy": "Its dims were fixed when it was compiled; compile the model again",
+        }
+    ),
+    ErrorId.SJ_CLI_007: Example(
+        {
+            "path": "inputs.safetensors",
+            "reason": 'lacks a tensor for input "mask"',
+            "remedy": "Save one tensor for each input, under its name",
+        }
+    ),
+    ErrorId.SJ_CLI_008: Example(
+        {
+            "command": "shapejit demo",
+            "package": "matplotlib",
+            "remedy": "pip install 'shapejit[demo]'",
+        }
+    ),
     ErrorId.SJ_LOAD_001: Example({"path": "model.sj"}),
     ErrorId.SJ_LOAD_002: Example(
         {"path": "model.sj", "reason": "it is not a zip file, or it is cut short"}

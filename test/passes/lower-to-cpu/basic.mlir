@@ -108,7 +108,7 @@ shapejit.kernel @linear symbols 1 (%x: tensor<?x64xf32, #shapejit.shape<[s0, 64]
 // CHECK-NOT: memref.alloc()
 // CHECK-COUNT-7: memref.alloca()
 // CHECK: vector.reduction <maximumf>
-// CHECK: math.exp {{.*}} : vector<8xf32>
+// CHECK: arith.mulf {{.*}} fastmath<contract> : vector<8xf32>
 #heads = affine_map<(d0, d1, d2, d3) -> (d0, d2, d1 * 32 + d3)>
 shapejit.kernel @attention symbols 2 (%q: tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>, %k: tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>, %v: tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>) {
   %0 = shapejit.attention over [s0, 12, s1, s1, 32, 32] q(%q at #heads : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>) k(%k at #heads : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>) v(%v at #heads : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>) {scale = 0.17 : f64} -> #heads : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>

@@ -187,30 +187,34 @@ def _repeat_interleave(ctx: Context, x: Tensor, repeats: Any, dim: Any, _: Any) 
 # Slices -------------------------------------------------------------------------------------------
 
 
-def slice_bounds(ctx: Context, size: Expr, start: Any, end: Any) -> tuple[Expr, Expr]:
-    """A slice's first index and its end, wrapped and clamped to 0..size."""
+def slice_extent(ctx: Context, size: Expr, start: Any, end: Any) -> tuple[Expr, Expr]:
+    """A slice's first index and its length before striding, which is 0 where it is empty.
 
-    def bound(value: Any, default: Expr) -> Expr:
-        if value is None or (isinstance(value, int) and value >= _MAX_INDEX):
-            return default
-        if isinstance(value, int):
-            return _clamped(ctx, size + value if value < 0 else Expr.const(value), size)
-        negative = ctx.builder.symbols.traced_ranges.is_nonnegative(-1 - value)
-        return _clamped(ctx, size + value if negative else value, size)
-
-    return bound(start, Expr.const(0)), bound(end, size)
-
-
-def _clamped(ctx: Context, value: Expr, size: Expr) -> Expr:
+    The first index of an empty slice may lie past the end.
+    """
     symbols = ctx.builder.symbols
-    return symbols.maximum(symbols.minimum(value, size), Expr.const(0))
+
+    def from_start(value: Any) -> tuple[Expr, bool]:
+        """A bound counted from the start, and whether it was counted from the end."""
+        index = as_expr(value)
+        negative = symbols.traced_ranges.is_nonnegative(-1 - index)
+        return (size + index if negative else index), negative
+
+    first, wrapped = from_start(0 if start is None else start)
+    if wrapped:
+        first = symbols.maximum(first, Expr.const(0))
+    if end is None or (isinstance(end, int) and end >= _MAX_INDEX):
+        last = size
+    else:
+        last, wrapped = from_start(end)
+        last = last if wrapped else symbols.minimum(last, size)
+    return first, symbols.maximum(last - first, Expr.const(0))
 
 
 @rule("aten.slice.Tensor")
 def _slice(ctx: Context, x: Tensor, dim: int, start: Any, end: Any, step: int) -> Tensor:
     axis = dim_index(dim, x.rank)
-    first, last = slice_bounds(ctx, x.shape[axis], start, end)
-    length = ctx.builder.symbols.maximum(last - first, Expr.const(0))
+    first, length = slice_extent(ctx, x.shape[axis], start, end)
     indices = identity(x.rank)
     indices[axis] = indices[axis] * step + first
     return ctx.builder.view(x, with_size(x.shape, axis, length.ceildiv(step)), indices)
@@ -453,13 +457,15 @@ def _slice_scatter(
     axis = dim_index(dim, x.rank)
     if step != 1:
         raise UnsupportedCaseError(f"with step {step}")
-    first, last = slice_bounds(ctx, x.shape[axis], start, end)
+    first, length = slice_extent(ctx, x.shape[axis], start, end)
+    first = ctx.builder.symbols.minimum(first, x.shape[axis])
+    last = first + length
     after = with_size(x.shape, axis, x.shape[axis] - last)
     tail = identity(x.rank)
     tail[axis] = tail[axis] + last
     parts = [
         ctx.builder.view(x, with_size(x.shape, axis, first), identity(x.rank)),
-        ctx.builder.expand(source, with_size(x.shape, axis, last - first)),
+        ctx.builder.expand(source, with_size(x.shape, axis, length)),
         ctx.builder.view(x, after, tail),
     ]
     kept = [part for part in parts if part.shape[axis] != 0]

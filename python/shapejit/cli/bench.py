@@ -1,0 +1,201 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``shapejit bench``"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shapejit.cli.command import Command, console, json_option, print_json
+from shapejit.cli.flags import (
+    CompileFlags,
+    InputFlags,
+    compile_flags,
+    input_flags,
+    model_argument,
+    weights_option,
+)
+from shapejit.errors import ErrorId
+
+_ROUNDS = 5
+"""The systems take turns in so many rounds, so that a drift of the machine meets both alike."""
+
+_EXAMPLES = {
+    "shapejit bench encoder.sjit --shapes ids:1x16,mask:1x16 --shapes ids:8x128,mask:8x128": "Time a "
+    "saved program at two shapes",
+    "shapejit bench models.py:encoder --dim batch=1:64 --dim seq=1:512 --input ids:int64:batchxseq "
+    "--shapes batch=1,seq=16 --shapes batch=8,seq=128 --compare eager": "Compile a model, and time "
+    "it beside PyTorch",
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one system at one shape, in milliseconds."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@click.command("bench", cls=Command, examples=_EXAMPLES)
+@model_argument
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="SHAPES",
+    help="Sizes to run with, by input (ids:4x128,mask:4x128) or by dim (batch=4,seq=128). "
+    "Repeatable: each is timed.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=_ROUNDS),
+    default=100,
+    show_default=True,
+    help="Timed calls of each system at each shape.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Calls before, which are not timed.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads that a call may use. Default: as many as PyTorch uses.",
+)
+@click.option(
+    "--compare",
+    type=click.Choice(["eager"]),
+    help="Also time the model as PyTorch runs it, and compare the results.",
+)
+@weights_option
+@json_option
+@input_flags
+@compile_flags(with_shapes=False)
+def bench(
+    model: str,
+    shapes: tuple[str, ...],
+    iterations: int,
+    warmup: int,
+    threads: int | None,
+    compare: str | None,
+    weights: Path | None,
+    as_json: bool,
+    inputs: InputFlags,
+    flags: CompileFlags,
+) -> None:
+    """Time calls of MODEL: median, 10th and 90th percentile at each shape."""
+    from shapejit.cli.specs import read_sizes
+
+    sizes = [read_sizes(text) for text in shapes] or [None]
+
+    import torch
+
+    from shapejit.cli.calls import random_call
+    from shapejit.cli.session import open_program
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    opened = open_program(model, flags, weights)
+    systems: dict[str, Callable[..., Any]] = {"shapejit": opened.program}
+    if compare is not None:
+        if opened.eager is None:
+            raise ErrorId.SJ_CLI_006.error(
+                option="--compare",
+                model=model,
+                kind=opened.source.kind,
+                remedy="It holds no PyTorch model; pass the model itself, as file.py:function",
+            )
+        systems["eager"] = opened.eager
+    rows = []
+    with torch.inference_mode():
+        for wanted in sizes:
+            call = random_call(opened.program, wanted, inputs, opened.int_ranges)
+            calls = {name: _bound(system, call) for name, system in systems.items()}
+            row: dict[str, Any] = {"inputs": call.shapes, "shapes": call.text}
+            if len(calls) > 1:
+                row["difference"] = _difference(*(run() for run in calls.values()))
+            times = _measure(list(calls.values()), iterations, warmup)
+            row |= {name: asdict(timing) for name, timing in zip(calls, times, strict=True)}
+            rows.append(row)
+    document = {
+        "unit": "ms",
+        "threads": torch.get_num_threads(),
+        "iterations": iterations,
+        "results": [{k: v for k, v in row.items() if k != "shapes"} for row in rows],
+    }
+    if as_json:
+        print_json(document)
+    else:
+        _print(rows, list(systems), document)
+
+
+def _bound(system: Callable[..., Any], call: Any) -> Callable[[], Any]:
+    return lambda: system(*call.args, **call.kwargs)
+
+
+def _measure(calls: Sequence[Callable[[], Any]], iterations: int, warmup: int) -> list[Timing]:
+    """Times of each of `calls`, which take turns in rounds."""
+    times: list[list[float]] = [[] for _ in calls]
+    for round_ in range(_ROUNDS):
+        count = iterations // _ROUNDS + (round_ < iterations % _ROUNDS)
+        for call, taken in zip(calls, times, strict=True):
+            for _ in range(warmup if round_ == 0 else min(warmup, 1)):
+                call()
+            for _ in range(count):
+                start = time.perf_counter()
+                call()
+                taken.append((time.perf_counter() - start) * 1e3)
+    return [_timing(taken) for taken in times]
+
+
+def _timing(milliseconds: Sequence[float]) -> Timing:
+    deciles = statistics.quantiles(milliseconds, n=10, method="inclusive")
+    return Timing(statistics.median(milliseconds), deciles[0], deciles[-1])
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    """Greatest difference of any output, relative to the greatest value in that output."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    worst = 0.0
+    for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        if isinstance(a, torch.Tensor) and a.numel():
+            a, b = a.to(torch.float64), b.to(torch.float64)
+            error = (a - b).abs().max() / b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+            worst = max(worst, float(error))
+    return worst
+
+
+def _print(rows: Sequence[dict[str, Any]], systems: Sequence[str], document: Any) -> None:
+    from rich.table import Table
+
+    title = f"ms a call, {document['iterations']} calls, {document['threads']} threads"
+    table = Table(title=title, title_justify="left")
+    table.add_column("shapes", overflow="fold")
+    several = len(systems) > 1
+    for system in systems:
+        for statistic in ("median", "p10", "p90"):
+            name = f"{system}\n{statistic}" if several else statistic
+            table.add_column(name, justify="right")
+    if several:
+        table.add_column("median of\neager", justify="right")
+        table.add_column("difference", justify="right")
+    for row in rows:
+        cells = [f"{row[system][s]:.3f}" for system in systems for s in ("median", "p10", "p90")]
+        if several:
+            ratio = row["shapejit"]["median"] / row["eager"]["median"]
+            cells += [f"{ratio:.2f}", f"{row['difference']:.1e}"]
+        table.add_row(row["shapes"], *cells)
+    console().print(table)
