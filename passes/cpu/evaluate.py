@@ -220,7 +220,13 @@ class Evaluator:
         return values
 
     def extract(self, tensor: Key, indices: Sequence[Value]) -> Value:
-        """The tensor's element at SSA indices; it must be in memory as a whole."""
+        """The tensor's element at SSA indices; it must be in memory as a whole.
+
+        Raises:
+            LoweringError: it is not.
+        """
+        if tensor not in self._places:
+            raise LoweringError("reads by tensor.extract what the same kernel computes")
         return self._load(tensor, [self.indexer.variable(index) for index in indices])
 
     def _load(self, tensor: Key, indices: Sequence[Expr]) -> Value:

@@ -95,10 +95,9 @@ class Indexer:
     def minimum(self, lhs: Size, rhs: Size) -> Expr:
         """min(lhs, rhs) of non-negative expressions."""
         lhs, rhs = self.simplify(lhs), self.simplify(rhs)
-        if self.ranges.provably_le(lhs, rhs):
-            return lhs
-        if self.ranges.provably_le(rhs, lhs):
-            return rhs
+        # Proofs from ranges would find little more, and take a quarter of the time of emission.
+        if (difference := (rhs - lhs).constant) is not None:
+            return lhs if difference >= 0 else rhs
         bound = next((e for e in (lhs, rhs) if e.constant is not None), lhs)
         return self.compute(arith.minui, lhs, rhs, size=bound + 1)
 

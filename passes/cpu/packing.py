@@ -72,25 +72,24 @@ class Panel:
 def pack_rows(
     indexer: Indexer,
     block: Block,
-    rows: Size,
+    rows: Expr,
     padded_rows: Size,
     columns: Size,
     target: Buffer,
     stride: int,
-    start: Size = 0,
     convert: Callable[[Value], Value] = lambda value: value,
 ) -> None:
-    """``target[start + r*stride + c] = convert(block[min(r, rows - 1), c])`` for r < padded_rows.
+    """``target[r * stride + c] = convert(block[min(r, rows - 1), c])`` for r < padded_rows.
 
     Plain loops: LLVM makes them vector copies or calls of memcpy.
     """
 
     def row_body(row: Expr, _: list[Value]) -> Sequence[Value]:
-        source_row = indexer.minimum(row, Expr.const(-1) + rows)
+        source_row = indexer.minimum(row, rows - 1)
 
         def element(column: Expr, _: list[Value]) -> Sequence[Value]:
             value = convert(block.source.buffer.load(indexer.value(block.at(source_row, column))))
-            target.store(value, indexer.value(start + row * stride + column))
+            target.store(value, indexer.value(row * stride + column))
             return ()
 
         indexer.loop(0, columns, element)

@@ -245,10 +245,10 @@ class _Plan:
         if not self._read_in_place(write.tensor):
             return None
         own, loops = identity_indices(len(loop.space)), self.kernel.loops
-        for tensor in self._outputs - set(self.rented.values()):
-            maker, position = self._makers.get(tensor, (None, 0))
-            if maker is None or tensor not in self._store_stage:
+        for tensor, _ in self.kernel.outputs:
+            if tensor in self.rented.values() or tensor not in self._store_stage:
                 continue
+            maker, position = self._makers[tensor]
             other = maker.writes[position]
             if loops.index(maker) <= loops.index(loop):
                 continue  # not decided yet: it may still move to an earlier pass
@@ -302,12 +302,11 @@ class _Rows:
         for loop in stage.reductions:
             values = self._evaluator.results(loop, tuple(row))
             for write, value in zip(loop.writes, values, strict=True):
-                self._keep_scalar(write, value, row)
+                self._keep_scalar(loop, write, value, row)
 
-    def _keep_scalar(self, write: Write, value: Value, row: list[Expr]) -> None:
+    def _keep_scalar(self, loop: Loop, write: Write, value: Value, row: list[Expr]) -> None:
         self._evaluator.keep_scalar(write.tensor, value)
         for buffer in self._outputs.get(write.tensor, ()):
-            loop = next(loop for loop in self._loops.loops if write in loop.writes)
             place = Place(buffer, self._loops.result_shape(loop, write))
             buffer.store(value, self._indexer.value(place.offset(row)))
 
@@ -333,8 +332,8 @@ class _Rows:
                 return [self._evaluator.results(loop, dims)[i] for loop, i, _ in reduced]
 
         totals = emit_reductions(self._indexer, columns, reductions, contribution)
-        for (_, _, write), total in zip(reduced, totals, strict=True):
-            self._keep_scalar(write, total, row)
+        for (loop, _, write), total in zip(reduced, totals, strict=True):
+            self._keep_scalar(loop, write, total, row)
         for loop, position in stage.stores:
             write = loop.writes[position]
             self._evaluator.keep(write.tensor, self._places(loop, write)[0])

@@ -19,6 +19,8 @@ from shapejit.symbolic import Expr
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
+    from shapejit.cache import Lease
+
 Sizes = tuple[Expr, ...]
 Scalar = bool | int | float | str | None
 
@@ -207,6 +209,8 @@ class KernelInfo:
         fuses: the ops in it, in order: ``gemm``, ``gelu``, ``layer_norm``.
         sizes: its iteration space over its local symbols.
         launches: where the program launches it, in program order.
+        origin: where its code came from when the program was compiled: "built", or found in the
+            cache's "memory" or on its "disk"; "shared" with another compilation at the same time.
     """
 
     name: str
@@ -215,6 +219,7 @@ class KernelInfo:
     fuses: tuple[str, ...]
     sizes: Sizes
     launches: tuple[LaunchInfo, ...]
+    origin: str = "built"
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,7 @@ class Artefacts:
         objects: relocatable objects, the host program among them.
         output_tree: structure of the result.
         compile_seconds: seconds by stage.
+        leases: keep the objects findable in the cache for as long as the program lives.
     """
 
     objects: tuple[bytes, ...]
@@ -276,6 +282,7 @@ class Artefacts:
     kernels: tuple[KernelInfo, ...] = ()
     constraints: tuple[ConstraintInfo, ...] = ()
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
+    leases: tuple[Lease, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def output_ranks(self) -> tuple[int, ...]:

@@ -56,12 +56,12 @@ class UnregisteredTypeError(Exception):
 
 
 def to_json(artefacts: Artefacts) -> Any:
-    """`artefacts`, but for its objects, as dicts, lists and scalars.
+    """`artefacts`, but for its objects and leases, as dicts, lists and scalars.
 
     Raises:
         NotImplementedError, TypeError: torch cannot serialise a treespec in it.
     """
-    return _encode(dataclasses.replace(artefacts, objects=()))
+    return _encode(dataclasses.replace(artefacts, objects=(), leases=()))
 
 
 def from_json(value: Any, objects: tuple[bytes, ...]) -> Artefacts:

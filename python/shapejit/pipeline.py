@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,9 @@ import mlir.ir as ir
 from . import ir as sir
 from . import logs, passes
 from .artefacts import Artefacts, KernelInfo, PackSpec, SymbolSpec, WeightSpec
-from .codegen import HostTarget, LLVMError, compile_object, to_llvm_dialect
+from .cache import Fetched, ObjectCache, object_cache
+from .cache.kernels import Recipe, Unit, host_unit, name_kernels, take_found
+from .codegen import LLVM_PIPELINE, HostTarget, LLVMError, compile_object, to_llvm_dialect
 from .cpu_features import host_target, target_info
 from .describe import describe_kernels
 from .dump import Dump
@@ -98,6 +102,12 @@ def build(imported: ImportedModel, options: CompileOptions, progress: Progress) 
     kernels: tuple[KernelInfo, ...] = ()
     packs: tuple[PackSpec, ...] = ()
     weights = imported.weights
+    # A dump shows every kernel, under the name that it has in reports: it does without the cache.
+    cache = object_cache() if dump.folder is None else ObjectCache(0)
+    recipe = Recipe(target, options.opt_level, _lowering(target))
+    units: dict[str, Unit] = {}
+    found: dict[str, Fetched] = {}
+    symbols: dict[str, str] = {}  # of the kernels' code, by the kernels' names
     for stage in STAGES:
         with progress.stage(stage.name):
             run_stage(module, stage, target, verify=verify)
@@ -108,10 +118,20 @@ def build(imported: ImportedModel, options: CompileOptions, progress: Progress) 
             packs = _packs(module)
             weights = _weights_read(module, imported.weights)
             _log_kernels(kernels, packs, imported.symbols)
-    objects = _generate(module, target, options, progress, dump)
+            if dump.folder is None:
+                with progress.stage("cache"):
+                    launched = _launched(module)
+                    units = name_kernels(module, recipe)
+                    symbols.update(zip(launched, _launched(module), strict=True))
+                    found = take_found(module, units, cache)
+    code = _generate(module, recipe, cache, units, found, progress, dump)
     dump.index(kernels, imported.symbols)
+    kernels = tuple(
+        dataclasses.replace(k, origin=code[symbols.get(k.name, k.name)].origin) for k in kernels
+    )
     return Artefacts(
-        objects=objects,
+        objects=tuple(fetched.data for fetched in code.values()),
+        leases=tuple(fetched.lease for fetched in code.values()),
         target=target_info(target),
         symbols=imported.symbols,
         parameters=imported.parameters,
@@ -187,49 +207,95 @@ def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpe
 # ---------------------------------------------------------------------------
 
 
+def _launched(module: Any) -> list[str]:
+    """The kernel of every launch, in program order."""
+    return [
+        ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+        for op in sir.walk(module.operation)
+        if op.name == "shapejit.launch"
+    ]
+
+
+def _lowering(target: HostTarget) -> str:
+    """The pipelines, with their options, that a kernel passes on its way to LLVM."""
+    stage = next(stage for stage in STAGES if stage.name == "lower-to-cpu")
+    return ",".join((stage.pipeline(target), _CODEGEN_PASSES, *LLVM_PIPELINE))
+
+
 def _generate(
-    module: Any, target: HostTarget, options: CompileOptions, progress: Progress, dump: Dump
-) -> tuple[bytes, ...]:
-    """One object for every kernel and one for the host program, built side by side."""
-    parts = [op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module"]
+    module: Any,
+    recipe: Recipe,
+    cache: ObjectCache,
+    units: dict[str, Unit],
+    found: dict[str, Fetched],
+    progress: Progress,
+    dump: Dump,
+) -> dict[str, Fetched]:
+    """Code of every kernel and of the host program by name: found, or built side by side.
+
+    Args:
+        units: the kernels by name; a part that is none of them is the host program.
+        found: the code of kernels that were not lowered, since the cache has it.
+    """
+    parts = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in sir.operations(sir.module_block(module))
+        if op.name == "builtin.module"
+    }
     threads = min(knobs.compile_threads(), len(parts))
     with (
         progress.stage("codegen", steps=len(parts)) as stage,
         ThreadPoolExecutor(threads, thread_name_prefix="shapejit-codegen") as pool,
     ):
 
-        def compile_part(part: Any) -> bytes:
-            name = ir.StringAttr(part.attributes["sym_name"]).value
+        def compile_part(name: str) -> bytes:
             start = time.perf_counter()
             try:
-                data = compile_object(part, target, options.opt_level)
+                data = compile_object(parts[name], recipe.target, recipe.opt_level)
                 seconds = time.perf_counter() - start
-                dump.code(part, data, target, options.opt_level)
+                dump.code(parts[name], data, recipe.target, recipe.opt_level)
             except LLVMError as error:
-                path = write_reproducer(str(part), "codegen")
+                path = write_reproducer(str(parts[name]), "codegen")
                 raise ErrorId.SJ_INTERNAL_002.error(
                     kernel=name, reason=str(error), reproduction=path
                 ) from error
-            stage.advance()
             _CODEGEN_LOG.debug("%s: %d bytes in %.3f s", name, len(data), seconds)
             return data
 
-        futures = []
-        for part in parts:
+        def fetch(unit: Unit, name: str) -> Fetched:
+            build = functools.partial(compile_part, name)
+            fetched = cache.get_or_build(unit.key, build, note=unit.text)
+            stage.advance()
+            return fetched
+
+        code = dict(found)
+        stage.advance(len(code))
+        futures = {}
+        for name, part in parts.items():
+            if name in found:
+                continue
+            unit = units.get(name) or host_unit(part, recipe)
+            # The kernels were looked for before they were lowered.
+            hit = None if name in units else cache.get(unit.key)
+            if hit is not None:
+                code[name] = hit
+                stage.advance()
+                continue
             # MLIR's passes hold the interpreter lock, so they run here, one part after the
             # other, while LLVM compiles the parts before in the pool.
             run_pipeline(part, _CODEGEN_PASSES, stage="codegen")
             to_llvm_dialect(part)
-            futures.append(pool.submit(compile_part, part))
-        objects = tuple(future.result() for future in futures)
+            futures[name] = pool.submit(fetch, unit, name)
+        code.update({name: future.result() for name, future in futures.items()})
     _CODEGEN_LOG.info(
-        "%d objects, %d bytes, by %d threads in %.3f s",
-        len(objects),
-        sum(map(len, objects)),
+        "%d objects, %d bytes, %d of them built, by %d threads in %.3f s",
+        len(code),
+        sum(len(fetched.data) for fetched in code.values()),
+        sum(fetched.origin == "built" for fetched in code.values()),
         threads,
         progress.seconds["codegen"],
     )
-    return objects
+    return code
 
 
 # ---------------------------------------------------------------------------

@@ -109,12 +109,13 @@ class LaunchRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel: what it fuses, why, and how often and how large it is launched."""
+    """A kernel: what it fuses, why, where its code came from, how often and how large it runs."""
 
     name: str
     kind: str
     why: str
     fuses: tuple[str, ...]
+    origin: str
     launches: int
     at: tuple[LaunchRow, ...]
 
@@ -145,12 +146,18 @@ class Explanation(Report):
             bounds = f"{row.min}..{'' if row.max is None else row.max}"
             symbols.add_row(row.name, str(row.value), bounds, row.note)
         title = f"{len(self.kernels)} kernels, {self.launches} launches"
-        kernels = _table(title, "kernel", "kind", "launches", "sizes", "fuses", "why")
+        kernels = _table(title, "kernel", "kind", "launches", "sizes", "fuses", "why", "code")
         for kernel in self.kernels:
             sizes = [f"{_sizes_text(row.sizes)} x{row.count}" for row in kernel.at]
             fuses = ", ".join(kernel.fuses)
             kernels.add_row(
-                kernel.name, kernel.kind, str(kernel.launches), "\n".join(sizes), fuses, kernel.why
+                kernel.name,
+                kernel.kind,
+                str(kernel.launches),
+                "\n".join(sizes),
+                fuses,
+                kernel.why,
+                kernel.origin,
             )
         memory = _table("Memory", "what", "size")
         memory.add_row("working memory of the call", bytes_text(self.arena_bytes))
@@ -217,7 +224,10 @@ def _kernel_row(kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
         LaunchRow(sizes, launches[sizes], tuple(dict.fromkeys(sources)))
         for sizes, sources in sources_at.items()
     )
-    return KernelRow(kernel.name, kernel.kind, kernel.why, kernel.fuses, len(kernel.launches), at)
+    launches = len(kernel.launches)
+    return KernelRow(
+        kernel.name, kernel.kind, kernel.why, kernel.fuses, kernel.origin, launches, at
+    )
 
 
 def bytes_text(count: int) -> str:

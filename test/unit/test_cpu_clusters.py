@@ -132,13 +132,13 @@ def check(kernel: RandomKernel, outputs: list[int]) -> None:
             assert_close(got, want)
 
 
-@examples(60)
+@examples(40)
 @given(drawn=random_kernels("s0", ("pointwise", "rows", "maximum")))
 def test_row_clusters(drawn: tuple[RandomKernel, list[int]]) -> None:
     check(*drawn)
 
 
-@examples(40)
+@examples(25)
 @given(drawn=random_kernels(5, ("pointwise", "rows", "columns")))
 def test_loops_that_share_no_rows(drawn: tuple[RandomKernel, list[int]]) -> None:
     check(*drawn)

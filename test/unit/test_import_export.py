@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from reference.importing import Imported
 from shapejit.errors import ErrorId, ShapeJitError
 from shapejit.importer.dynamic_shapes import ExampleCall, read_inputs
 from shapejit.importer.examples import traced_examples
@@ -115,7 +116,7 @@ def test_malformed_dynamic_shapes(shapes: Any, error: ErrorId, text: str) -> Non
 
 
 def test_example_call_that_does_not_fit() -> None:
-    with pytest.raises(ShapeJitError, match="SJ-ARG-008.*missing a required argument: 'batch'"):
+    with pytest.raises(ShapeJitError, match=r"SJ-ARG-008.*missing a required argument: 'batch'"):
         ExampleCall.bind(_function, (1,), {})
 
 
@@ -145,7 +146,11 @@ def test_examples_are_cloned() -> None:
     [
         ({"x": {0: dim(high=3)}}, "SJ-EXPORT-007", '"s" = 4 of the example for argument "x"'),
         ({"x": {0: 3 * dim()}}, "SJ-SHAPE-004", "is 4, but it is compiled as 3[*]s"),
-        ({"x": {0: dim(), 1: dim()}}, "SJ-SHAPE-006", '"s" = 5 of argument "x".* is 4 by argument "x"'),
+        (
+            {"x": {0: dim(), 1: dim()}},
+            "SJ-SHAPE-006",
+            '"s" = 5 of argument "x".* is 4 by argument "x"',
+        ),
     ],
 )
 def test_examples_outside_their_dims(shape: Any, error: str, text: str) -> None:
@@ -203,6 +208,22 @@ def test_a_size_that_is_the_sum_of_two_others() -> None:
     )
     assert sizes_of(model)[2] == ["s + t", "2"]
     assert [str(c) for c in model.constraints] == ["-s0 - s1 + 100 >= 0"]
+
+
+def test_a_size_that_is_another_less_two() -> None:
+    """The clamped size of a slice meets torch's unclamped spelling of it."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x[2:] * 2 + y).view(y.shape[0], 2, 2)
+
+    shapes = ({0: (1, 6, 9)}, {0: (0, 4, 5)})
+    args = [torch.randn(6, 4), torch.randn(4, 4)]
+    model = Imported(Model(function), args, shapes)
+    assert [c.rule for c in model.imported.constraints] == ["s0 - 2 >= 0", "-s0 + 7 >= 0"]
+    for size in (2, 3, 7):
+        model.check(torch.randn(size, 4), torch.randn(size - 2, 4))
+    with pytest.raises(ShapeJitError, match=r"SJ-EXPORT-010.*t = s - 2"):
+        capture(Model(function), args, None, ({0: dim("s")}, {0: dim("t")}))
 
 
 def test_a_relation_between_dims_becomes_a_constraint() -> None:
@@ -302,17 +323,18 @@ def test_train_mode_is_refused_where_it_matters() -> None:
 
 
 def test_not_a_model() -> None:
-    with pytest.raises(ShapeJitError, match="SJ-ARG-007 compile.. was given a function"):
+    with pytest.raises(ShapeJitError, match=r"SJ-ARG-007 compile.. was given a function"):
         capture(lambda x: x, (torch.randn(3),), None, None)  # type: ignore[arg-type]
 
 
 def test_an_exported_program_brings_its_own_dims() -> None:
+    dims = {0: dim("b", 2, 9), 1: 2 * dim("t")}
     program = torch.export.export(
         Model(torch.mul).eval(),
         (torch.randn(4, 6), torch.randn(4, 6)),
-        dynamic_shapes={"x": {0: dim("b", 2, 9), 1: 2 * dim("t")}, "y": {0: dim("b", 2, 9), 1: 2 * dim("t")}},
+        dynamic_shapes={"x": dims, "y": dims},
         strict=False,
-    )  # fmt: skip
+    )
     model = capture(program, None, None, None)
     names = [leaf.name for leaf in model.leaves]
     assert names == ["x", "y"]
@@ -324,7 +346,9 @@ def test_an_exported_program_brings_its_own_dims() -> None:
     named = capture(program, None, None, {"x": {0: dim("rows", 1, 7)}, "y": None})
     assert named.sizes.table.symbols[0].name == "rows"
     assert sizes_of(named)[1][0] == "rows"
-    with pytest.raises(ShapeJitError, match="SJ-ARG-008 compile.. of an exported program takes no"):
+    with pytest.raises(
+        ShapeJitError, match=r"SJ-ARG-008 compile.. of an exported program takes no"
+    ):
         capture(program, (torch.randn(4, 6),), None, None)
 
 

@@ -109,9 +109,8 @@ def test_constraints_are_declared() -> None:
     def function(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] > x.shape[1] else x * 3
 
-    imported = import_model(
-        Function(function), [torch.randn(6, 4)], dynamic_shapes={"args": ({0: Dim.AUTO, 1: Dim.AUTO},)}
-    )  # fmt: skip
+    shapes = {"args": ({0: Dim.AUTO, 1: Dim.AUTO},)}
+    imported = import_model(Function(function), [torch.randn(6, 4)], dynamic_shapes=shapes)
     (constraint,) = imported.constraints
     assert constraint.rule == "s0 - s1 - 1 >= 0"
     assert constraint.location is not None and constraint.location.startswith("test_import_model")
@@ -121,9 +120,8 @@ def test_constraints_are_declared() -> None:
 
 
 def test_locations_name_operator_and_line() -> None:
-    imported = import_model(
-        Function(lambda x: torch.exp(x)), [torch.randn(3)], dynamic_shapes={"args": ({0: Dim("n")},)}
-    )  # fmt: skip
+    shapes = {"args": ({0: Dim("n")},)}
+    imported = import_model(Function(torch.exp), [torch.randn(3)], dynamic_shapes=shapes)
     text = imported.module.operation.get_asm(enable_debug_info=True)
     assert 'loc("aten.exp"(' in text
     assert 'test_import_model.py":' in text
@@ -205,7 +203,7 @@ def test_every_unsupported_operator_is_listed_once() -> None:
 
 
 def test_unsupported_operands_are_listed_with_the_reason() -> None:
-    with pytest.raises(ShapeJitError, match="aten.index.Tensor by a mask") as caught:
+    with pytest.raises(ShapeJitError, match=r"aten.index.Tensor by a mask") as caught:
         import_model(Function(lambda x, m: x[m].sum()), [torch.randn(4), torch.ones(4) > 0])
     assert "SJ-OP-001" in str(caught.value) or "SJ-EXPORT-012" in str(caught.value)
 

@@ -126,8 +126,9 @@ def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
         warn_of_unknown_variables()
     assert [str(warning.message) for warning in caught] == [
         "SJ-KNOB-002 SHAPEJIT_DUMPTO is set, but shapejit reads no such variable (did you mean "
-        '"SHAPEJIT_DUMP_TO"?). Unset it, or use one of SHAPEJIT_COMPILE_WORKERS, '
-        "SHAPEJIT_DUMP_TO, SHAPEJIT_PROGRESS, SHAPEJIT_VERIFY_EACH."
+        '"SHAPEJIT_DUMP_TO"?). Unset it, or use one of '
+        + ", ".join(sorted(knob.variable for knob in all_knobs().values()))
+        + "."
     ]
     monkeypatch.delenv("SHAPEJIT_DUMPTO")
     with warnings.catch_warnings():

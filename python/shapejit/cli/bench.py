@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,16 +24,24 @@ from shapejit.cli.flags import (
 )
 from shapejit.errors import ErrorId
 
+if TYPE_CHECKING:
+    from shapejit.cli.calls import Call
+    from shapejit.cli.specs import Sizes
+
 _ROUNDS = 5
 """The systems take turns in so many rounds, so that a drift of the machine meets both alike."""
 
-_EXAMPLES = {
-    "shapejit bench encoder.sjit --shapes ids:1x16,mask:1x16 --shapes ids:8x128,mask:8x128": "Time a "
-    "saved program at two shapes",
-    "shapejit bench models.py:encoder --dim batch=1:64 --dim seq=1:512 --input ids:int64:batchxseq "
-    "--shapes batch=1,seq=16 --shapes batch=8,seq=128 --compare eager": "Compile a model, and time "
-    "it beside PyTorch",
-}
+_EXAMPLES = (
+    (
+        "A saved program at two shapes",
+        "shapejit bench encoder.sjit --shapes batch=1,seq=16 --shapes batch=8,seq=128",
+    ),
+    (
+        "Compile a model and time it beside PyTorch",
+        "shapejit bench models.py:mlp --dim batch=1:64 --input x:float32:batchx128 \\",
+        "    --shapes x:1x128 --shapes x:64x128 --compare eager",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class Timing:
     p90: float
 
 
-@click.command("bench", cls=Command, examples=_EXAMPLES)
+@click.command("bench", cls=Command, examples=_EXAMPLES, short_help="Time calls of MODEL.")
 @model_argument
 @click.option(
     "--shapes",
@@ -97,7 +105,7 @@ def bench(
     """Time calls of MODEL: median, 10th and 90th percentile at each shape."""
     from shapejit.cli.specs import read_sizes
 
-    sizes = [read_sizes(text) for text in shapes] or [None]
+    sizes: list[Sizes | None] = [read_sizes(text) for text in shapes]
 
     import torch
 
@@ -119,7 +127,7 @@ def bench(
         systems["eager"] = opened.eager
     rows = []
     with torch.inference_mode():
-        for wanted in sizes:
+        for wanted in sizes or [None]:
             call = random_call(opened.program, wanted, inputs, opened.int_ranges)
             calls = {name: _bound(system, call) for name, system in systems.items()}
             row: dict[str, Any] = {"inputs": call.shapes, "shapes": call.text}
@@ -140,7 +148,7 @@ def bench(
         _print(rows, list(systems), document)
 
 
-def _bound(system: Callable[..., Any], call: Any) -> Callable[[], Any]:
+def _bound(system: Callable[..., Any], call: Call) -> Callable[[], Any]:
     return lambda: system(*call.args, **call.kwargs)
 
 

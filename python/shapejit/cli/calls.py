@@ -37,8 +37,7 @@ class Call:
     def text(self) -> str:
         """The shapes as the command line writes them: ``ids:4x128,mask:4x128``."""
         return ",".join(
-            f"{name}:{'x'.join(map(str, shape)) or 'scalar'}"
-            for name, shape in self.shapes.items()
+            f"{name}:{'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items()
         )
 
 
@@ -117,9 +116,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], needed: list[str], path: Path)
     missing = [name for name in needed if name not in tensors]
     extra = [name for name in tensors if name not in needed]
     if missing or extra:
-        reason = (
-            f"lacks {join_names(missing)}" if missing else f"holds {join_names(extra)} besides"
-        )
+        reason = f"lacks {join_names(missing)}" if missing else f"holds {join_names(extra)} besides"
         raise ErrorId.SJ_CLI_007.error(
             path=path,
             reason=reason,
@@ -176,8 +173,8 @@ def _symbol_values(signature: Signature, sizes: Sizes) -> list[int]:
     for symbol, spec in enumerate(signature.symbols):
         if spec.name in sizes.dims:
             found.setdefault(signature.root(symbol), sizes.dims[spec.name])
-    for spec, shape in _given_dims(signature, sizes):
-        for size, value in zip(spec, shape, strict=False):
+    for dims, shape in _given_dims(signature, sizes):
+        for size, value in zip(dims, shape, strict=False):  # the call reports another rank
             solved = _solve(signature.rooted(size), value)
             if solved is not None:
                 found.setdefault(*solved)
@@ -229,5 +226,3 @@ def _usual_size(spec: SymbolSpec) -> int:
 
 def _evaluated(dims: Sequence[Expr], symbols: Sequence[int]) -> tuple[int, ...]:
     return tuple(size.evaluate(symbols=symbols) for size in dims)
-
-

@@ -13,7 +13,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,10 +35,10 @@ class Command(click.Command):
     """A subcommand with examples in its help, which reports errors as one message.
 
     Args:
-        examples: command lines, each with what it does: ``{"shapejit run m.sjit": "Run it"}``.
+        examples: what a command does, and its lines: ``("Run it", "shapejit run m.sjit")``.
     """
 
-    def __init__(self, *args: Any, examples: dict[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, ...]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
         self.params.append(
@@ -54,11 +54,10 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, as they are typed."""
         with formatter.section("Examples"):
-            for number, (line, meaning) in enumerate(self.examples.items()):
+            for number, (meaning, *lines) in enumerate(self.examples):
                 if number:
                     formatter.write_paragraph()
-                formatter.write_text(f"# {meaning}")
-                with formatter.indentation():
+                for line in (f"# {meaning}", *lines):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -15,17 +15,27 @@ from shapejit.cli.flags import CompileFlags, compile_flags, model_argument
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-_EXAMPLES = {
-    "shapejit compile models.py:encoder -o encoder.sjit --dim batch=1:8:64 --dim seq=1:512 "
-    "--shapes ids:batchxseq,mask:batchxseq": "Compile a model that brings an example call; two "
-    "dims vary, and are the same in both inputs",
-    "shapejit compile mypackage.models:mlp -o mlp.sjit --dim batch=1:64 "
-    "--input x:float32:batchx128": "Describe the inputs of a model that brings no example",
-    "shapejit compile models.py:encoder -o encoder.sjit --minShapes ids:1x1,mask:1x1 "
-    "--maxShapes ids:64x512,mask:64x512": "Give ranges in trtexec's way",
-    "shapejit compile model.pt2 -o model.sjit --target-cpu x86-64-v3": "Compile an exported "
-    "program, for any CPU with AVX2",
-}
+_EXAMPLES = (
+    (
+        "A model that brings an example call; two dims vary, and are the same in both inputs",
+        "shapejit compile models.py:encoder -o encoder.sjit --dim batch=1:8:64 --dim seq=1:512 \\",
+        "    --shapes ids:batchxseq,mask:batchxseq",
+    ),
+    (
+        "A model that brings none: its inputs are described",
+        "shapejit compile mypackage.models:mlp -o mlp.sjit --dim batch=1:64 \\",
+        "    --input x:float32:batchx128",
+    ),
+    (
+        "Ranges in trtexec's way",
+        "shapejit compile models.py:encoder -o encoder.sjit \\",
+        "    --minShapes=ids:1x1,mask:1x1 --maxShapes=ids:64x512,mask:64x512",
+    ),
+    (
+        "An exported program, for any CPU with AVX2",
+        "shapejit compile model.pt2 -o model.sjit --target-cpu x86-64-v3",
+    ),
+)
 
 
 @click.command("compile", cls=Command, examples=_EXAMPLES)

@@ -18,16 +18,21 @@ from shapejit.cli.flags import (
     weights_option,
 )
 
-_EXAMPLES = {
-    "shapejit explain encoder.sjit --shapes ids:4x128,mask:4x128": "Kernels, memory and outputs "
-    "of a saved program at these shapes",
-    "shapejit explain models.py:encoder --dim batch=1:64 --dim seq=1:512 "
-    "--input ids:int64:batchxseq --shapes batch=4,seq=128 --json": "Compile a model and explain it, "
-    "as JSON",
-}
+_EXAMPLES = (
+    (
+        "A saved program at these shapes",
+        "shapejit explain encoder.sjit --shapes ids:4x128,mask:4x128",
+    ),
+    (
+        "Compile a model and explain it, as JSON",
+        "shapejit explain models.py:mlp --dim batch=1:64 --input x:float32:batchx128 --json",
+    ),
+)
 
 
-@click.command("explain", cls=Command, examples=_EXAMPLES)
+@click.command(
+    "explain", cls=Command, examples=_EXAMPLES, short_help="Say what a call of MODEL runs."
+)
 @model_argument
 @shapes_option
 @weights_option

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -21,6 +21,7 @@ from shapejit.options import CompileOptions
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTION_TYPES: dict[str, Any] = {"int": int, "str": str, "str | None": str}
+_OPTION_METAVARS = {"target_cpu": "CPU", "dump_to": "FOLDER"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def compile_flags(*, with_shapes: bool) -> Callable[[F], F]:
         decorated: Any = command
         for decorate in reversed([*_shape_options(with_shapes), *_compile_options()]):
             decorated = decorate(decorated)
-        return decorated  # type: ignore[no-any-return]
+        return cast(F, decorated)
 
     return add
 
@@ -83,8 +84,7 @@ def _shape_options(with_shapes: bool) -> list[Callable[..., Any]]:
     shapes = click.option(
         "--shapes",
         metavar="SHAPES",
-        help="Shapes of the inputs, static or with names of --dim: "
-        "ids:batchxseq,mask:batchxseq.",
+        help="Shapes of the inputs, static or with names of --dim: ids:batchxseq,mask:batchxseq.",
     )
     return [
         click.option(
@@ -150,14 +150,15 @@ def _compile_options() -> list[Callable[..., Any]]:
             found.append(click.option(switch, field.name, default=None, help=text))
         else:
             kind = _OPTION_TYPES[str(field.type)]
-            found.append(click.option(flag, field.name, type=kind, default=None, help=text))
+            metavar = _OPTION_METAVARS.get(field.name)
+            found.append(click.option(flag, field.name, type=kind, metavar=metavar, help=text))
     return found
 
 
 def _default_text(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else (
-        str(value)
-    )
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def _documented_attributes(cls: type) -> dict[str, str]:
@@ -165,7 +166,9 @@ def _documented_attributes(cls: type) -> dict[str, str]:
     section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE)
     texts = {name: " ".join(text.split()) for name, text in entries}
-    return {name: text[0].upper() + text[1:].removesuffix(".") + "." for name, text in texts.items()}
+    return {
+        name: text[0].upper() + text[1:].removesuffix(".") + "." for name, text in texts.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -190,29 +193,29 @@ def input_flags(function: F) -> F:
         return function(*args, inputs=inputs, **values)
 
     decorated: Any = command
-    decorated = click.option(
-        "--int-range",
-        type=_IntRange(),
-        metavar="LOW:HIGH",
-        help="Random integers to put into integer inputs, both ends included. Default: the range "
-        "of the model's example, or else 0:1.",
-    )(decorated)
-    decorated = click.option(
-        "--seed", default=0, show_default=True, help="Seed of the random inputs."
-    )(decorated)
-    return decorated  # type: ignore[no-any-return]
+    for decorate in (
+        click.option(
+            "--int-range",
+            callback=_read_range,
+            metavar="LOW:HIGH",
+            help="Random integers for integer inputs, both ends included. Default: the range of "
+            "the model's own example, or else 0:1.",
+        ),
+        click.option("--seed", default=0, show_default=True, help="Seed of the random inputs."),
+    ):
+        decorated = decorate(decorated)
+    return cast(F, decorated)
 
 
-class _IntRange(click.ParamType):
-    name = "range"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        match = re.fullmatch(r"(-?\d+):(-?\d+)", value)
-        if match is None or int(match[1]) > int(match[2]):
-            self.fail(f"{value!r} is not LOW:HIGH, such as 0:30521", param, ctx)
-        return int(match[1]), int(match[2])
+def _read_range(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(-?\d+):(-?\d+)", value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise click.BadParameter(f"{value!r} is not LOW:HIGH, such as 0:30521", ctx, param)
+    return int(match[1]), int(match[2])
 
 
 model_argument = click.argument("model", metavar="MODEL")

@@ -18,7 +18,16 @@ from shapejit.cli.run import run
 PROGRAM = "shapejit"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Group(click.Group):
+    """Lists its commands in the order in which one uses them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(shapejit.__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Compile PyTorch models whose input shapes vary: one compile, any shape.

@@ -25,15 +25,24 @@ from shapejit.errors import ErrorId
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EXAMPLES = {
-    "shapejit run encoder.sjit --shapes ids:4x128,mask:4x128 --int-range 0:30521": "Run a saved "
-    "program on random inputs of these shapes",
-    "shapejit run encoder.sjit --shapes batch=4,seq=128": "The same sizes, by the names of the dims",
-    "shapejit run encoder.sjit --load-inputs inputs.safetensors --save-outputs out.safetensors": "Run "
-    "it on inputs of your own, and keep the outputs",
-    "shapejit run models.py:mlp --dim batch=1:64 --input x:float32:batchx128 --shapes x:7x128": "Compile "
-    "a model and run it once",
-}
+_EXAMPLES = (
+    (
+        "A saved program on random inputs of these shapes",
+        "shapejit run encoder.sjit --shapes ids:4x128,mask:4x128 --int-range 0:30521",
+    ),
+    (
+        "The same sizes, by the names of the dims",
+        "shapejit run encoder.sjit --shapes batch=4,seq=128",
+    ),
+    (
+        "On inputs of your own, keeping the outputs",
+        "shapejit run encoder.sjit --load-inputs in.safetensors --save-outputs out.safetensors",
+    ),
+    (
+        "Compile a model and run it once",
+        "shapejit run models.py:mlp --dim batch=1:64 --input x:float32:batchx128 --shapes x:7x128",
+    ),
+)
 
 
 @click.command("run", cls=Command, examples=_EXAMPLES)
@@ -90,15 +99,11 @@ def run(
     outputs = _named_leaves(result)
     if save_outputs is not None:
         _save(save_outputs, {n: v for n, v in outputs.items() if isinstance(v, torch.Tensor)})
-    document = {
-        "inputs": {name: list(shape) for name, shape in call.shapes.items()},
-        "outputs": {name: _described(value) for name, value in outputs.items()},
-        "seconds": seconds,
-    }
+    described = {name: _described(value) for name, value in outputs.items()}
     if as_json:
-        print_json(document)
+        print_json({"inputs": call.shapes, "outputs": described, "seconds": seconds})
     else:
-        _print(call.text, document["outputs"], seconds)
+        _print(call.text, described, seconds)
 
 
 def _named_leaves(result: Any) -> dict[str, Any]:
@@ -114,7 +119,10 @@ def _described(value: Any) -> dict[str, Any]:
 
     if not isinstance(value, torch.Tensor):
         return {"value": value if isinstance(value, (bool, int, float)) else str(value)}
-    described = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+    described: dict[str, Any] = {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+    }
     if value.numel():
         numbers = value.to(torch.float64)
         described |= {

@@ -131,9 +131,7 @@ class Sizes:
 
 def malformed(option: str, text: str, rule: str) -> ShapeJitError:
     """The error for a text that breaks a rule of its option (SJ-CLI-001)."""
-    return ErrorId.SJ_CLI_001.error(
-        option=option, text=text, rule=rule, example=_EXAMPLES[option]
-    )
+    return ErrorId.SJ_CLI_001.error(option=option, text=text, rule=rule, example=_EXAMPLES[option])
 
 
 def read_inputs(options: ShapeOptions) -> dict[str, InputSpec]:
@@ -289,10 +287,7 @@ def _add_shapes(
 
 def _check_used(texts: Sequence[str], specs: Mapping[str, InputSpec]) -> None:
     used = {
-        dim.name
-        for spec in specs.values()
-        for dim in spec.dims or ()
-        if isinstance(dim, NamedDim)
+        dim.name for spec in specs.values() for dim in spec.dims or () if isinstance(dim, NamedDim)
     }
     for text in texts:
         name = text.partition("=")[0]

@@ -46,8 +46,9 @@ def plot_latency(results: Sequence[Result], summary: Summary, setting: str, path
     ratio.set(
         xlabel="tokens in the batch (batch size x length)",
         ylabel=f"PyTorch eager / shapejit\ngeometric mean {summary.geomean_speedup:.2f}",
-        ylim=(0, None),
     )
+    ratio.set_yscale("log", base=2)
+    ratio.yaxis.set_major_formatter("{x:g}")
     for axes in (latency, ratio):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -50,12 +50,12 @@ def import_model(
     with _timed(seconds, "export"):
         captured = capture(model, args, kwargs, dynamic_shapes)
     with _timed(seconds, "decompose"):
-        program = decompose(captured.program, rule_table())
+        functional = decompose(captured.program, rule_table())
     with _timed(seconds, "torch-mlir"):
-        outputs = output_nodes(program.graph)
-        source = import_program(program)
+        outputs = output_nodes(functional.graph)
+        source = import_program(functional)
     with _timed(seconds, "convert"):
-        converted = convert(captured, program, source, outputs, rule_table())
+        converted = convert(captured, functional, source, outputs, rule_table())
     return ImportedModel(
         module=converted.module,
         symbols=_symbol_specs(captured),
@@ -64,7 +64,7 @@ def import_model(
         weights=tuple(weight.spec for weight in converted.weights),
         weight_tensors=tuple(weight.tensor for weight in converted.weights),
         outputs=converted.outputs,
-        output_tree=program.call_spec.out_spec,
+        output_tree=functional.program.call_spec.out_spec,
         constraints=tuple(
             ConstraintInfo(str(c), None if c.source is None else str(c.source))
             for c in captured.constraints

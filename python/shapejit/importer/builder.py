@@ -18,7 +18,6 @@ from mlir import ir
 from shapejit.importer.scalar_ops import Scalar, ScalarOps, Types
 from shapejit.importer.sizes import SymbolTable
 from shapejit.importer.values import (
-    Predicate,
     Shape,
     Splat,
     Tensor,
@@ -349,19 +348,3 @@ class Builder:
             attributes=attributes,
         ).result
         return Tensor(shape, dtype, result)
-
-
-def is_true_mask(tensor: Tensor) -> bool:
-    """Whether a bool tensor is known to be true everywhere."""
-    return tensor.content == Splat(True)
-
-
-def mask_terms(tensor: Tensor) -> tuple[Expr, ...] | None:
-    """The terms of a mask known to be a conjunction of comparisons of its indices."""
-    match tensor.content:
-        case Predicate(terms):
-            return terms
-        case Splat(True):
-            return ()
-        case _:
-            return None

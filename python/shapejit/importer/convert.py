@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from mlir import ir
-from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
 from torch.utils import _pytree as pytree
 
@@ -18,6 +17,7 @@ from shapejit import artefacts
 from shapejit.errors import ErrorId
 from shapejit.importer.builder import Builder
 from shapejit.importer.context import splat_cast
+from shapejit.importer.decompose import FunctionalProgram
 from shapejit.importer.dtypes import TORCH_MLIR_NAMES, dtype_name
 from shapejit.importer.dynamic_shapes import ExampleCall, InputLeaf
 from shapejit.importer.export import CapturedModel
@@ -63,32 +63,33 @@ def parameters_of(call: ExampleCall) -> tuple[artefacts.Parameter, ...]:
 
 def convert(
     captured: CapturedModel,
-    program: ExportedProgram,
+    functional: FunctionalProgram,
     source: TorchModule,
     outputs: Sequence[Any],
     rules: Mapping[str, Rule],
 ) -> ConvertedModule:
-    """Converts a decomposed program.
+    """Converts a program whose operators have rules.
 
     Args:
         captured: the symbols and the inputs' names.
-        program: the decomposed program that `source` was imported from.
+        functional: the program that `source` was imported from.
         outputs: the arguments of the graph's output, before it was reduced to tensors.
         rules: the importer's rules by operator.
     """
-    return _Converter(captured, program, source, rules).run(outputs)
+    return _Converter(captured, functional, source, rules).run(outputs)
 
 
 class _Converter:
     def __init__(
         self,
         captured: CapturedModel,
-        program: ExportedProgram,
+        functional: FunctionalProgram,
         source: TorchModule,
         rules: Mapping[str, Rule],
     ) -> None:
         self.captured = captured
-        self.program = program
+        self.program = functional.program
+        self.graph = functional.graph
         self.table = captured.sizes.table
         self.context = ir.Context()
         self.builder = Builder(self.context, self.table)
@@ -119,7 +120,7 @@ class _Converter:
 
     def _arguments(self) -> tuple[tuple[artefacts.InputSpec, ...], list[Tensor]]:
         """Specs of the inputs' leaves, and a tensor for each of the graph's arguments."""
-        nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
+        nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         by_name: dict[str, Tensor] = {}
         leaves = iter(self.captured.leaves)
         specs: list[artefacts.InputSpec] = []

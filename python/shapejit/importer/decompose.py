@@ -2,20 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The exported program brought into the operators that have rules.
 
-``run_decompositions({})`` makes the graph functional and keeps the heavy operators (linear,
-attention, norms) whole. Of what is left without a rule, torch's own decompositions are applied to
-just those operators; what then remains is one error that lists it all.
+A program whose operators all have rules, and none of which writes in place, is taken as it is: that
+is most models, and torch's decomposition takes as long as its export. Otherwise torch makes the
+program functional, and applies its own decompositions to just the operators that have no rule; what
+then remains is one error that lists it all.
 """
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from shapejit.errors import ErrorId
 from shapejit.importer.export import check_no_mutation, quiet
@@ -37,10 +40,26 @@ _CHECKS: Final = frozenset(
 _TRAINING_FLAG: Final = {"aten.dropout": 2, "aten.batch_norm": 5, "aten.native_dropout": 2}
 """Operators that behave differently in training, and the position of the flag."""
 
+_HARMLESS: Final = frozenset({"aten.detach_"})
+"""Operators that write in place by their schema, but not to data."""
+
 _MAX_ROUNDS: Final = 4
 
 
-def decompose(program: ExportedProgram, supported: Collection[str]) -> ExportedProgram:
+@dataclass
+class FunctionalProgram:
+    """A program without writes in place.
+
+    Attributes:
+        program: the exported program; its graph may be another one.
+        graph: the graph, our own copy.
+    """
+
+    program: ExportedProgram
+    graph: Graph
+
+
+def decompose(program: ExportedProgram, supported: Collection[str]) -> FunctionalProgram:
     """A functional program whose operators are all in `supported`, checks removed.
 
     Raises:
@@ -48,47 +67,79 @@ def decompose(program: ExportedProgram, supported: Collection[str]) -> ExportedP
         ExportError: a buffer or input changes in place, or the graph has subgraphs.
         TrainError: an operator in training mode.
     """
+    _check_training(program.graph)
+    plain = _own_graph(program)
+    missing = unsupported(plain, supported)
+    if not missing and not _writes_in_place(plain):
+        return FunctionalProgram(program, plain)
     with torch.no_grad(), quiet():
-        program = program.run_decompositions({})
-        check_no_mutation(program)
-        _check_training(program)
         for _ in range(_MAX_ROUNDS):
-            remove_checks(program.graph_module)
-            missing = unsupported(program, supported)
-            known = torch.export.default_decompositions()
-            table = {t: known[t] for t in {n.target for n in missing} if t in known}
-            if not table:
+            program = _decomposed(program, missing)
+            check_no_mutation(program)
+            graph = _own_graph(program)
+            _check_training(graph)
+            before, missing = missing, unsupported(graph, supported)
+            if not missing or _names(missing) == _names(before):
                 break
-            try:
-                program = program.run_decompositions(table)
-            except Exception:
-                # A decomposition may give strides that a later view in the graph does not fit.
-                break
+    _refuse_subgraphs(graph)
     if missing:
         raise unsupported_error([(target_name(n.target), _line(n)) for n in missing])
-    return program
+    return FunctionalProgram(program, graph)
 
 
-def remove_checks(module: GraphModule) -> None:
-    """Drops assertions and what only they used."""
-    for node in list(module.graph.nodes):
+def _decomposed(program: ExportedProgram, missing: Sequence[Node]) -> ExportedProgram:
+    """The program made functional, with torch's decompositions of some of its operators."""
+    known = torch.export.default_decompositions()
+    table = {target: known[target] for target in {n.target for n in missing} if target in known}
+    made: ExportedProgram
+    try:
+        made = program.run_decompositions(table)
+    except Exception:
+        # A decomposition may give strides that a later view in the graph does not fit.
+        made = program.run_decompositions({})
+    return made
+
+
+def _names(nodes: Sequence[Node]) -> set[str]:
+    return {target_name(node.target) for node in nodes}
+
+
+def _own_graph(program: ExportedProgram) -> Graph:
+    """A copy of the program's graph without assertions and what only they used."""
+    graph: Graph = copy.deepcopy(program.graph)
+    for node in list(graph.nodes):
         if node.op == "call_function" and target_name(node.target) in _CHECKS:
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return graph
 
 
-def unsupported(program: ExportedProgram, supported: Collection[str]) -> list[Node]:
-    """Nodes whose operator is not in `supported`; subgraphs are an error of their own."""
-    missing = []
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
+def _writes_in_place(graph: Graph) -> bool:
+    return any(
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        and target_name(node.target) not in _HARMLESS
+        for node in graph.nodes
+    )
+
+
+def _refuse_subgraphs(graph: Graph) -> None:
+    """SJ-EXPORT-017 for control flow and other operators that hold graphs of their own."""
+    for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise ErrorId.SJ_EXPORT_017.error(op=str(node.target), location=_line(node))
-        if _is_size_arithmetic(node) or target_name(node.target) in supported:
-            continue
-        missing.append(node)
-    return missing
+
+
+def unsupported(graph: Graph, supported: Collection[str]) -> list[Node]:
+    """Nodes whose operator is not in `supported`."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and not _is_size_arithmetic(node)
+        and target_name(node.target) not in supported
+    ]
 
 
 def _is_size_arithmetic(node: Node) -> bool:
@@ -121,8 +172,8 @@ def _line(node: Node) -> str | None:
     return None if line is None else str(line)
 
 
-def _check_training(program: ExportedProgram) -> None:
-    for node in program.graph.nodes:
+def _check_training(graph: Graph) -> None:
+    for node in graph.nodes:
         position = _TRAINING_FLAG.get(target_name(node.target))
         if position is not None and _argument(node, position) is True:
             raise ErrorId.SJ_TRAIN_002.error(op=target_name(node.target), location=_line(node))

@@ -74,9 +74,7 @@ def name_dims(
     return named
 
 
-def _named_roots(
-    leaves: Sequence[InputLeaf], values: Sequence[Any]
-) -> dict[sympy.Symbol, RootDim]:
+def _named_roots(leaves: Sequence[InputLeaf], values: Sequence[Any]) -> dict[sympy.Symbol, RootDim]:
     """The user's root for each torch symbol that is the size of a dim the user named."""
     roots: dict[sympy.Symbol, RootDim] = {}
     for leaf, value in zip(leaves, values, strict=True):
@@ -135,56 +133,64 @@ def bind_symbols(
 
 
 def _solve(equation: _Equation, sizes: SympySizes) -> bool:
-    """Defines the one torch symbol of a linear equation; False if that is not its form."""
+    """Defines the torch symbol of an equation that is linear in a new one; False if it is not."""
     linear = _linear(equation.size)
     if linear is None:
         return False
     symbol, scale, offset = linear
-    dim = equation.dim
-    numerator = sizes.table.root(dim.root).expr * dim.scale + (dim.offset - offset)
-    value = numerator.exact_div(scale)
-    if value is None:
-        return False
+    dim, table = equation.dim, sizes.table
     if symbol in sizes.values:
-        _equate(equation, sizes.values[symbol], value, sizes)
-    else:
-        sizes.values[symbol] = value
+        return _merge(equation, sizes.values[symbol] * scale + offset, sizes)
+    root = table.root(dim.root)
+    value = (root.expr * dim.scale + (dim.offset - offset)).exact_div(scale)
+    if value is None:
+        raise _relation(
+            f"{dim.root.name} divisible by {scale}", f'{scale} * Dim("{dim.root.name}")'
+        )
+    sizes.values[symbol] = value
     return True
 
 
-def _equate(equation: _Equation, known: Expr, value: Expr, sizes: SympySizes) -> None:
-    """Two dims have one torch symbol: the model forces them to be equal."""
-    table = sizes.table
-    if known == value:
-        return
-    first, second = known.symbol_index, value.symbol_index
-    if first is None or second is None:
-        raise ErrorId.SJ_EXPORT_010.error(
-            rule=f"{equation.dim.label} equal to {table.describe(known)}",
-            suggestion="the relation with derived Dims",
-        )
-    earlier, later = (table.symbols[number] for number in sorted((first, second)))
+def _merge(equation: _Equation, size: Expr, sizes: SympySizes) -> bool:
+    """Two dims that are one torch symbol: the model forces them to be equal. False if they are not.
+
+    One of them is merged into the other, so that both names stay known.
+    """
+    dim, table = equation.dim, sizes.table
+    known = size.symbol_index
+    if known is None or (dim.scale, dim.offset) != (1, 0):
+        return False
+    other = table.root(dim.root)
+    if other.expr == size:
+        return True
+    earlier, later = (table.symbols[number] for number in sorted((known, other.id)))
     if table.is_named(earlier.id) and table.is_named(later.id):
         raise ErrorId.SJ_EXPORT_009.error(dim=later.name, other_dim=earlier.name)
     table.merge(later, earlier)
     for symbol, value in sizes.values.items():
         sizes.values[symbol] = value.substitute(symbols={later.id: earlier.expr})
+    return True
 
 
 def _check(equation: _Equation, sizes: SympySizes) -> list[SizeConstraint]:
-    """Constraints for a size that torch expresses in several other sizes."""
-    dim, root = equation.dim, equation.dim.root
+    """Constraints for a size that torch expresses in other sizes."""
+    dim, root, table = equation.dim, equation.dim.root, sizes.table
     try:
         size = sizes.expr(equation.size)
     except UnknownSizeError as error:
-        raise ErrorId.SJ_EXPORT_010.error(
-            rule=f"{equation.leaf.name} dim {equation.index} equal to {equation.size}",
-            suggestion="the relation with derived Dims",
-        ) from error
-    if sizes.table.has_root(root):
-        known = sizes.table.root(root).expr * dim.scale + dim.offset
+        rule = f"{dim.label} equal to {equation.size}"
+        raise _relation(rule, "the relation with derived Dims") from error
+    if table.has_root(root):
+        known = table.root(root).expr * dim.scale + dim.offset
         return [] if known == size else [SizeConstraint("eq", known - size)]
+    if root.kind is DimKind.NAMED and len(size.symbols()) == 1:
+        relation = f"{dim.label} = {table.describe(size)}"
+        raise _relation(relation, relation)
     bounds = [SizeConstraint("ge", size - dim.size(root.min))]
     if root.max is not None:
         bounds.append(SizeConstraint("ge", dim.size(root.max) - size))
-    return [bound for bound in bounds if not sizes.table.ranges.is_nonnegative(bound.expr)]
+    return [bound for bound in bounds if not table.ranges.is_nonnegative(bound.expr)]
+
+
+def _relation(rule: str, suggestion: str) -> Exception:
+    return ErrorId.SJ_EXPORT_010.error(rule=rule, suggestion=suggestion)

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import sympy
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.extras import fx_importer
 
 from shapejit.errors import ErrorId
+from shapejit.importer.decompose import FunctionalProgram
 from shapejit.importer.registry import target_name
 from shapejit.importer.source import model_line
 
@@ -57,13 +57,13 @@ class TorchModule:
         return str(self.module.operation.get_asm(large_elements_limit=16))
 
 
-def import_program(program: ExportedProgram) -> TorchModule:
-    """Imports a decomposed program. Its graph is changed: outputs are reduced to tensors.
+def import_program(functional: FunctionalProgram) -> TorchModule:
+    """Imports a program whose operators have rules. Its graph's outputs are reduced to tensors.
 
     Raises:
         ExportError: torch-mlir refuses the graph (SJ-EXPORT-018).
     """
-    graph = program.graph
+    graph = functional.graph
     expressions = _replace_size_arithmetic(graph)
     _keep_tensor_outputs(graph)
     graph.eliminate_dead_code()
@@ -71,7 +71,7 @@ def import_program(program: ExportedProgram) -> TorchModule:
     torch_dialect.register_dialect(context)
     importer = fx_importer.FxImporter(context=context, graph_node_importer_cls=_NodeImporter)
     importer._cc = _LocatedCache(context)
-    importer._cc.set_symbolic_guards(program)
+    importer._cc.set_symbolic_guards(functional.program)
     try:
         importer.import_stateless_graph(
             graph, func_name="main", import_symbolic_shape_expressions=True

@@ -37,3 +37,22 @@ shapejit.kernel @two_products symbols 1 (%x: tensor<8x8xf32, #shapejit.shape<[8,
   %1 = shapejit.gemm over [8, 8, 8] lhs(%0 at affine_map<(d0, d1, d2) -> (d0, d2)> : tensor<8x8xf32, #shapejit.shape<[8, 8]>>) rhs(%x at affine_map<(d0, d1, d2) -> (d1, d2)> : tensor<8x8xf32, #shapejit.shape<[8, 8]>>) -> tensor<8x8xf32, #shapejit.shape<[8, 8]>>
   shapejit.yield %1 : tensor<8x8xf32, #shapejit.shape<[8, 8]>>
 }
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+shapejit.kernel @gathers_own_value symbols 1 (%x: tensor<?xf32, #shapejit.shape<[s0]>>, %i: tensor<?xi64, #shapejit.shape<[s0]>>) {
+  %0 = shapejit.loop over [s0] ins(%x at #id : tensor<?xf32, #shapejit.shape<[s0]>>) outs(#id : tensor<?xf32, #shapejit.shape<[s0]>>) {
+  ^bb0(%v: f32):
+    %1 = math.exp %v : f32
+    shapejit.yield %1 : f32
+  }
+  // expected-error @below {{reads by tensor.extract what the same kernel computes}}
+  %2 = shapejit.loop over [s0] ins(%i at #id : tensor<?xi64, #shapejit.shape<[s0]>>) outs(#id : tensor<?xf32, #shapejit.shape<[s0]>>) {
+  ^bb0(%n: i64):
+    %3 = arith.index_cast %n : i64 to index
+    %4 = tensor.extract %0[%3] : tensor<?xf32, #shapejit.shape<[s0]>>
+    shapejit.yield %4 : f32
+  }
+  shapejit.yield %2 : tensor<?xf32, #shapejit.shape<[s0]>>
+}

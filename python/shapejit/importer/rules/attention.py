@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from shapejit.importer.builder import Read, mask_terms
+from shapejit.importer.builder import Read
 from shapejit.importer.context import Context, UnsupportedCaseError
 from shapejit.importer.registry import rule
-from shapejit.importer.values import Tensor, substitute
+from shapejit.importer.values import Tensor, substitute, terms_of
 from shapejit.symbolic import Expr, product
 
 _ONE = Expr.const(1)
@@ -44,7 +44,6 @@ def _attention(
     b = ctx.builder.broadcast((b,), (k4.shape[0],), (v4.shape[0],))[0]
     h = h if grouped else ctx.builder.broadcast((h,), (k4.shape[1],), (v4.shape[1],))[0]
     factor = _scale(scale, d)
-    # A head of size zero is a matter of definition; 1 / sqrt(0) is not.
     reads = [
         Read(q4, _indices(q4, b, h)),
         Read(k4, _indices(k4, b, h)),
@@ -120,7 +119,7 @@ def _split_mask(
         return None, mask
     indices = ctx.builder.broadcast_read(mask, space).indices
     whole = ctx.builder.known(space, torch.bool, substitute(mask.content, indices))
-    terms = mask_terms(whole)
+    terms = terms_of(whole.content)
     if terms is None:
         return None, mask
     offset: Expr | None = None

