@@ -51,10 +51,10 @@ from shapejit.passes.fusion.codec import Codec, Indices, Sizes
 from shapejit.passes.fusion.readers import erase_dead, is_live, is_read, read_only_by, readers
 from shapejit.symbolic import Expr
 
-# A value that several iterations need is computed again by each only if that takes at most so many
-# operations, none of them dear (`bodies.Survey`).
+# Operations, none of them dear (`bodies.Survey`), that each iteration of the consumer may repeat
+# instead of loading their result.
 MAX_REPEATED_OPS: Final = 8
-# The same for a value that several loops read.
+# The same where several loops repeat them.
 MAX_SHARED_OPS: Final = 4
 
 
@@ -99,26 +99,29 @@ def _reads(producer: Any, consumer: Any, codec: Codec) -> list[Read]:
 def may_inline(producer: Any, consumer: Any, reads: list[Read], codec: Codec) -> bool:
     """Whether inlining does no dear work twice and leaves less to read and write.
 
-    A producer without inputs (positions, constants) is always inlined. One that only the consumer
-    reads is, if it costs little or the consumer needs each of its values once. One that several
-    loops read is if it costs next to nothing and reads at most one tensor of its own size, such as
-    a cast or a broadcast: reading its inputs instead of its result then moves no more memory.
+    A *light* producer takes few operations and reads at most one tensor of its own size, such as a
+    cast or a broadcast: reading its inputs instead of its result moves no more memory. Inlined are
+
+    * a light producer without inputs (positions, constants), always;
+    * one that only the consumer reads, if it is light or each of its values is needed once;
+    * a very light one that several loops read, and nothing but loops.
     """
-    cost = bodies.survey(producer)
-    if not producer.operands and not cost.captures and not cost.dear:
+    body = bodies.survey(producer)
+    light = not body.dear and body.ops <= MAX_REPEATED_OPS and _large_inputs(producer, codec) <= 1
+    if light and not producer.operands and not body.captures:
         return True
     if all(read_only_by(result, consumer) for result in producer.results):
-        if not cost.dear and cost.ops <= MAX_REPEATED_OPS:
-            return True
-        first = reads[0].location
-        if any(read.location != first for read in reads):
-            return False
-        return is_injective(first, codec.space(producer), codec.space(consumer), codec)
-    if cost.dear or cost.ops > MAX_SHARED_OPS or cost.captures:
+        return light or _needs_each_once(producer, consumer, reads, codec)
+    if not light or body.ops > MAX_SHARED_OPS or body.captures:
         return False
-    if not all(_is_loop_input(r) for result in producer.results for r in readers(result)):
+    return all(_is_loop_input(r) for result in producer.results for r in readers(result))
+
+
+def _needs_each_once(producer: Any, consumer: Any, reads: list[Read], codec: Codec) -> bool:
+    first = reads[0].location
+    if any(read.location != first for read in reads):
         return False
-    return _large_inputs(producer, codec) <= 1
+    return is_injective(first, codec.space(producer), codec.space(consumer), codec)
 
 
 def _is_loop_input(reader: Any) -> bool:
@@ -127,8 +130,9 @@ def _is_loop_input(reader: Any) -> bool:
 
 def _large_inputs(loop: Any, codec: Codec) -> int:
     """How many inputs of a loop are read at another place in each iteration."""
-    space = codec.space(loop)
-    wide = {dim for dim, size in enumerate(space) if size.constant != 1}
+    wide = {dim for dim, size in enumerate(codec.space(loop)) if size.constant != 1}
+    if not wide:
+        return 0
     maps = codec.maps(loop)[: len(loop.operands)]
     return sum(wide <= {d for index in indices for d in index.dims()} for indices in maps)
 

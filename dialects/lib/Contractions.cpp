@@ -125,7 +125,7 @@ static LogicalResult verifyEpilogue(GemmOp op) {
       return op.emitOpError() << "epilogue argument " << i << " is " << argument.getType()
                               << ", expected " << expected;
   }
-  auto yield = dyn_cast<YieldOp>(body.getTerminator());
+  YieldOp yield = yieldOf(body);
   if (!yield || yield.getValues().size() != 1 || yield.getValues()[0].getType() != result)
     return op.emitOpError() << "epilogue must yield one " << result;
   return success();

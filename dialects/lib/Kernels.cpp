@@ -46,7 +46,7 @@ LogicalResult KernelOp::verify() {
     if (failed(verifyEncoded(*this, argument.getType(),
                              "argument " + Twine(argument.getArgNumber()))))
       return failure();
-  auto yield = dyn_cast<YieldOp>(body.getTerminator());
+  YieldOp yield = yieldOf(body);
   if (!yield)
     return emitOpError("body must end with shapejit.yield");
   if (yield.getValues().empty())

@@ -185,7 +185,7 @@ LogicalResult LoopOp::verify() {
       return emitOpError() << "body argument " << i << " is " << argument.getType()
                            << " but input " << i << " holds " << element;
   }
-  auto yield = dyn_cast<YieldOp>(body.getTerminator());
+  YieldOp yield = yieldOf(body);
   if (!yield)
     return emitOpError("body must end with shapejit.yield");
   if (yield.getValues().size() != outs)

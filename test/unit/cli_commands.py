@@ -17,9 +17,19 @@ import torch
 from torch import nn
 
 
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        self.eval()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    return Mlp()
 
 
 class Tagger(nn.Module):

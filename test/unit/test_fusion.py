@@ -205,5 +205,5 @@ def test_is_injective(
     read = [tuple(index.evaluate(dims=point) for index in location) for point in points]
     with ir.Context() as context:
         codec = Codec(ir.Module.parse("module {}", context).operation)
-        sizes = [tuple(map(Expr.const, shape)) for shape in (source, space)]
-        assert is_injective(location, *sizes, codec) == (len(set(read)) == len(read))
+        sizes, steps = (tuple(map(Expr.const, shape)) for shape in (source, space))
+        assert is_injective(location, sizes, steps, codec) == (len(set(read)) == len(read))

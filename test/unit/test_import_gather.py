@@ -38,6 +38,7 @@ GATHERS = {
 CREATION = {
     "arange": lambda x: torch.arange(x.shape[1]),
     "arange_float": lambda x: torch.arange(x.shape[1], dtype=torch.float32) / 3,
+    "arange_narrow": lambda x: torch.arange(x.shape[1], dtype=torch.int8) * 100 > 0,
     "arange_start": lambda x: torch.arange(2, x.shape[0] + 4),
     "arange_step": lambda x: torch.arange(0, x.shape[0] * 2 + 1, 3),
     "arange_down": lambda x: torch.arange(x.shape[0], -1, -1),

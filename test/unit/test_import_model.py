@@ -255,3 +255,19 @@ def test_decompositions_serve_operators_without_a_rule() -> None:
     model = Imported.table(functions, [torch.randn(5, 4), torch.randn(5, 4)], [{0: "n"}] * 2)
     for size in (1, 2, 9):
         model.check(torch.randn(size, 4), torch.randn(size, 4))
+
+
+def test_inputs_named_like_builtins() -> None:
+    """Copying a graph renames such placeholders; inputs and results are matched by position."""
+
+    class Named(torch.nn.Module):
+        def forward(self, input: torch.Tensor, id: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return input + 1, id
+
+    batch = Dim("batch", min=1, max=8)
+    model = Named().eval()
+    example = (torch.randn(3, 4), torch.randn(3))
+    imported = import_model(model, example, dynamic_shapes=({0: batch}, {0: batch}))
+    assert [spec.path for spec in imported.inputs] == ["input", "id"]
+    assert isinstance(imported.outputs[0], artefacts.TensorOutput)
+    assert imported.outputs[1] == artefacts.InputOutput(1)

@@ -136,6 +136,7 @@ BINARY = {
     "lt": lambda x, y, z: x < y,
     "masked_fill": lambda x, y, z: x.masked_fill(y > 0, -float("inf")),
     "masked_fill_tensor": lambda x, y, z: x.masked_fill(z > 0, torch.tensor(3.0)),
+    "max_other": lambda x, y, z: x.max(y),
     "maximum": lambda x, y, z: torch.maximum(x, y),
     "minimum": lambda x, y, z: torch.minimum(x, z),
     "mul": lambda x, y, z: x * y,

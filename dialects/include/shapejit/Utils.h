@@ -63,6 +63,12 @@ template <typename T> std::string text(T value) {
   return buffer;
 }
 
+/// The yield that ends a body; null when it ends with something else, or is empty (which
+/// `Block::getTerminator` does not allow).
+inline YieldOp yieldOf(mlir::Block &body) {
+  return body.empty() ? YieldOp() : mlir::dyn_cast<YieldOp>(body.back());
+}
+
 /// Maps of an array attribute.
 inline mlir::AffineMap mapAt(mlir::ArrayAttr maps, unsigned i) {
   return mlir::cast<mlir::AffineMapAttr>(maps[i]).getValue();

@@ -120,11 +120,12 @@ class _Converter:
 
     def _arguments(self) -> tuple[tuple[artefacts.InputSpec, ...], list[Tensor]]:
         """Specs of the inputs' leaves, and a tensor for each of the graph's arguments."""
-        nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        signature = self.program.graph_signature.input_specs
+        names = [spec.arg.name for spec in signature]
+        nodes = dict(zip(names, self._placeholders(), strict=True))
         by_name: dict[str, Tensor] = {}
         leaves = iter(self.captured.leaves)
         specs: list[artefacts.InputSpec] = []
-        signature = self.program.graph_signature.input_specs
         for spec in signature:
             if spec.kind is InputKind.USER_INPUT:
                 leaf = next(leaves)
@@ -137,6 +138,11 @@ class _Converter:
         ordered = [by_name.get(name) for name in nodes]
         empty = Tensor((), torch.float32)
         return tuple(specs), [empty if tensor is None else tensor for tensor in ordered]
+
+    def _placeholders(self) -> list[Any]:
+        """The graph's inputs, in the order of the signature's. They may differ in name: copying a
+        graph renames one that is called like a builtin, `input` say."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     def _input(
         self, spec: InputSpec, leaf: InputLeaf, value: Any, by_name: dict[str, Tensor]
@@ -227,20 +233,20 @@ class _Converter:
         self, outputs: Sequence[Any], results: Sequence[Tensor]
     ) -> tuple[tuple[artefacts.OutputSpec, ...], list[tuple[Tensor, str]]]:
         """Specs of the result's leaves, and the tensors that the function returns with names."""
+        signature = self.program.graph_signature
         inputs = {
-            spec.arg.name: number
-            for number, spec in enumerate(
-                s
-                for s in self.program.graph_signature.input_specs
-                if s.kind is InputKind.USER_INPUT
+            node.name: number
+            for number, node in enumerate(
+                node
+                for node, spec in zip(self._placeholders(), signature.input_specs, strict=True)
+                if spec.kind is InputKind.USER_INPUT
             )
         }
         names = _leaf_names(self.program.call_spec.out_spec)
         remaining = iter(results)
         specs: list[artefacts.OutputSpec] = []
         returned: list[tuple[Tensor, str]] = []
-        signature = self.program.graph_signature.output_specs
-        for spec, output, name in zip(signature, outputs, names, strict=True):
+        for spec, output, name in zip(signature.output_specs, outputs, names, strict=True):
             assert spec.kind is OutputKind.USER_OUTPUT
             result = next(remaining) if is_tensor_node(output) else None
             if result is not None and output.op == "placeholder" and output.name in inputs:

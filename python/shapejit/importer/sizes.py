@@ -125,10 +125,20 @@ class SymbolTable:
         if symbol is None:
             low, high = self._derived_bounds(derived)
             number = len(self.symbols)
-            symbol = Symbol(f"d{number}", number, max(low or 0, 0), high, derived=derived)
+            symbol = Symbol(
+                self._derived_name(number), number, max(low or 0, 0), high, derived=derived
+            )
             self._derived[derived] = symbol
             self._append(symbol)
         return symbol.expr
+
+    def _derived_name(self, number: int) -> str:
+        """``d7``, unless the user has a dim of that name."""
+        taken = {symbol.name for symbol in self.symbols}
+        name = f"d{number}"
+        while name in taken:
+            name += "_"
+        return name
 
     def _derived_bounds(self, derived: Derived) -> Bounds:
         (low_a, high_a), (low_b, high_b) = map(self.ranges.bounds, (derived.lhs, derived.rhs))

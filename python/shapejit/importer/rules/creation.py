@@ -100,10 +100,7 @@ def _range(ctx: Context, start: Any, end: Any, step: Any) -> Tensor:
             distance, stride = -distance, -stride
         size = ctx.builder.symbols.maximum(distance.ceildiv(stride), Expr.const(0))
         formula = Affine(begin + Expr.dim(0) * step)
-        if ctx.dtype.is_floating_point:
-            integers = ctx.builder.known((size,), torch.int64, formula)
-            return ctx.cast(integers, ctx.dtype)
-        return ctx.builder.known((size,), ctx.dtype, formula)
+        return ctx.cast(ctx.builder.known((size,), torch.int64, formula), ctx.dtype)
     if any(isinstance(value, (Expr, SizeFloat)) for value in operands):
         raise UnsupportedCaseError("of floats with bounds that depend on sizes")
     return _float_range(ctx, float(start), step, math.ceil((end - start) / step))

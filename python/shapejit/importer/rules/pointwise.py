@@ -175,12 +175,12 @@ def _fmod(ctx: Context, x: Any, y: Any) -> Tensor:
     return ctx.pointwise(ctx.ops.fmod, x, y)
 
 
-@rule("aten.maximum")
+@rule("aten.maximum", "aten.max.other")
 def _maximum(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
     return ctx.pointwise(ctx.ops.maximum, x, y)
 
 
-@rule("aten.minimum")
+@rule("aten.minimum", "aten.min.other")
 def _minimum(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
     return ctx.pointwise(ctx.ops.minimum, x, y)
 

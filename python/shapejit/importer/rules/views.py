@@ -76,6 +76,8 @@ def _unsqueeze(ctx: Context, x: Tensor, dim: int) -> Tensor:
 
 @rule("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims")
 def _squeeze(ctx: Context, x: Tensor, dims: Any = None) -> Tensor:
+    if dims == []:
+        return x
     dropped = [i for i in dim_list(dims, x.rank) if x.shape[i] == 1]
     kept = [i for i in range(x.rank) if i not in dropped]
     indices = [Expr.dim(kept.index(i)) if i in kept else Expr.const(0) for i in range(x.rank)]
