@@ -45,11 +45,11 @@ from typing import Any
 
 import mlir.ir as ir
 from mlir.dialects import arith, func, llvm
-from shapejit.passes.cpu.indexing import Indexer
-from shapejit.passes.plan_memory import source_of
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, register_pass
+from shapejit.passes.cpu.indexing import Indexer
+from shapejit.passes.plan_memory import source_of
 from shapejit.symbolic import Expr, map_exprs
 
 HOST_MODULE = "shapejit_host"

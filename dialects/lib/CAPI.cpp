@@ -24,10 +24,8 @@ SHAPEJIT_API const void *shapejitShapeAttrGet(void *context, const void *const *
                                               intptr_t rank) {
   SmallVector<AffineExpr> exprs;
   for (intptr_t i = 0; i < rank; ++i)
-    exprs.push_back(AffineExpr(
-        static_cast<AffineExpr::ImplType *>(const_cast<void *>(dims[i]))));
-  return shapejit::ShapeAttr::get(static_cast<MLIRContext *>(context), exprs)
-      .getAsOpaquePointer();
+    exprs.push_back(AffineExpr(static_cast<AffineExpr::ImplType *>(const_cast<void *>(dims[i]))));
+  return shapejit::ShapeAttr::get(static_cast<MLIRContext *>(context), exprs).getAsOpaquePointer();
 }
 
 /// -1 when the attribute is not a shape.

@@ -117,8 +117,8 @@ static LogicalResult verifyEpilogue(GemmOp op) {
   Block &body = op.getEpilogue().front();
   if (body.getNumArguments() != weights + extras)
     return op.emitOpError() << "epilogue takes " << body.getNumArguments()
-                            << " arguments, expected " << weights << " accumulators and "
-                            << extras << " extras";
+                            << " arguments, expected " << weights << " accumulators and " << extras
+                            << " extras";
   for (auto [i, argument] : llvm::enumerate(body.getArguments())) {
     Type expected = i < weights ? accumulate : elementOf(op.getExtras()[i - weights]);
     if (argument.getType() != expected)
@@ -155,8 +155,9 @@ LogicalResult GemmOp::verify() {
       continue;
     unsigned foreign = i == 0 ? rank - 1 : rank - 2;
     if (mapAt(getMaps(), i).isFunctionOfDim(foreign))
-      return emitOpError() << what << ": " << (i == 0 ? "the lhs must not depend on n (d"
-                                                      : "a weight must not depend on m (d")
+      return emitOpError() << what << ": "
+                           << (i == 0 ? "the lhs must not depend on n (d"
+                                      : "a weight must not depend on m (d")
                            << foreign << ")";
     if (elementOf(operand) != elementOf(getLhs()))
       return emitOpError() << what << " holds " << elementOf(operand) << " but the lhs holds "
@@ -294,13 +295,13 @@ LogicalResult AttentionOp::verify() {
                           "result")))
     return failure();
   if (elementOf(getResult()) != element)
-    return emitOpError() << "result holds " << elementOf(getResult()) << " but q holds "
-                         << element;
+    return emitOpError() << "result holds " << elementOf(getResult()) << " but q holds " << element;
   if (!std::isfinite(getScale().convertToDouble()))
     return emitOpError("needs a finite scale");
   if (auto causal = getCausal();
       causal && (causal->getNumDims() != 0 || causal->getNumResults() != 1))
-    return emitOpError() << "causal offset must be one expression of symbols, got " << text(*causal);
+    return emitOpError() << "causal offset must be one expression of symbols, got "
+                         << text(*causal);
   return success();
 }
 
@@ -319,10 +320,8 @@ LogicalResult PackOp::verify() {
   int64_t dim = getDim(), panel = getPanel();
   int64_t n = source.getDimSize(dim), k = source.getDimSize(1 - dim);
   SmallVector<int64_t> expected = {static_cast<int64_t>(llvm::divideCeil(n, panel)), k, panel};
-  if (result.getShape() != ArrayRef(expected) ||
-      result.getElementType() != source.getElementType())
-    return emitOpError() << "gives " << result << ", expected " << expected[0] << "x"
-                         << expected[1] << "x" << expected[2] << "x"
-                         << source.getElementType();
+  if (result.getShape() != ArrayRef(expected) || result.getElementType() != source.getElementType())
+    return emitOpError() << "gives " << result << ", expected " << expected[0] << "x" << expected[1]
+                         << "x" << expected[2] << "x" << source.getElementType();
   return success();
 }

@@ -43,8 +43,8 @@ void KernelOp::print(OpAsmPrinter &printer) {
 LogicalResult KernelOp::verify() {
   Block &body = getBody().front();
   for (BlockArgument argument : body.getArguments())
-    if (failed(verifyEncoded(*this, argument.getType(),
-                             "argument " + Twine(argument.getArgNumber()))))
+    if (failed(
+            verifyEncoded(*this, argument.getType(), "argument " + Twine(argument.getArgNumber()))))
       return failure();
   YieldOp yield = yieldOf(body);
   if (!yield)
@@ -111,10 +111,9 @@ LogicalResult LaunchOp::verifySymbolUses(SymbolTableCollection &symbols) {
   auto results = cast<YieldOp>(body.getTerminator()).getValues();
   if (body.getNumArguments() != getNumOperands() || results.size() != getNumResults())
     return emitOpError() << "has " << getNumOperands() << " operands and " << getNumResults()
-                         << " results but @" << getKernel() << " has "
-                         << body.getNumArguments() << " and " << results.size();
-  for (auto [i, pair] :
-       llvm::enumerate(llvm::zip(getOperandTypes(), body.getArgumentTypes())))
+                         << " results but @" << getKernel() << " has " << body.getNumArguments()
+                         << " and " << results.size();
+  for (auto [i, pair] : llvm::enumerate(llvm::zip(getOperandTypes(), body.getArgumentTypes())))
     if (failed(verifyPassed(*this, std::get<0>(pair), std::get<1>(pair), "operand " + Twine(i))))
       return failure();
   for (auto [i, pair] : llvm::enumerate(llvm::zip(getResultTypes(), results.getTypes())))

@@ -44,8 +44,8 @@ LogicalResult ViewOp::canonicalize(ViewOp op, PatternRewriter &rewriter) {
   unsigned symbols = std::max(outer.getNumSymbols(), inner.getNumSymbols());
   SmallVector<AffineExpr> results;
   for (AffineExpr expr : outer.getResults())
-    results.push_back(simplifyAffineExpr(expr.replaceDims(inner.getResults()),
-                                         inner.getNumDims(), symbols));
+    results.push_back(
+        simplifyAffineExpr(expr.replaceDims(inner.getResults()), inner.getNumDims(), symbols));
   auto map = AffineMap::get(inner.getNumDims(), symbols, results, op.getContext());
   rewriter.replaceOpWithNewOp<ViewOp>(op, op.getType(), producer.getSource(),
                                       AffineMapAttr::get(map));
@@ -105,14 +105,14 @@ void LoopOp::print(OpAsmPrinter &printer) {
   printMappedOperands(printer, "ins", getInputs(), maps.take_front(inputs));
   printer.printNewline();
   printer << "    outs(";
-  llvm::interleaveComma(
-      llvm::zip(getOuts(), getKinds(), maps.drop_front(inputs)), printer.getStream(),
-      [&](auto triple) {
-        auto [out, kind, map] = triple;
-        if (StringRef name = cast<StringAttr>(kind).getValue(); name != kNoCombine)
-          printer << name << " ";
-        printer << map << " : " << out.getType();
-      });
+  llvm::interleaveComma(llvm::zip(getOuts(), getKinds(), maps.drop_front(inputs)),
+                        printer.getStream(), [&](auto triple) {
+                          auto [out, kind, map] = triple;
+                          if (StringRef name = cast<StringAttr>(kind).getValue();
+                              name != kNoCombine)
+                            printer << name << " ";
+                          printer << map << " : " << out.getType();
+                        });
   printer << ") ";
   printer.printRegion(getBody());
   printer.printOptionalAttrDict((*this)->getAttrs(), {"space", "maps", "kinds"});
@@ -131,8 +131,7 @@ static LogicalResult verifyLoopResult(LoopOp op, unsigned i, AffineMap map, Stri
   Type element = cast<RankedTensorType>(out.getType()).getElementType();
   bool reduced = map.getNumResults() < space.size();
   if (kind == kNoCombine && reduced)
-    return op.emitOpError() << what << ": the map lacks "
-                            << space.size() - map.getNumResults()
+    return op.emitOpError() << what << ": the map lacks " << space.size() - map.getNumResults()
                             << " loop dimensions, so the result needs a combine kind";
   if (kind != kNoCombine && !llvm::is_contained(kCombines, kind))
     return op.emitOpError() << what << ": unknown combine kind '" << kind
@@ -144,8 +143,7 @@ static LogicalResult verifyLoopResult(LoopOp op, unsigned i, AffineMap map, Stri
     return op.emitOpError() << what << ": '" << kind << "' combines integers, got " << element;
   if (kind != kNoCombine && kind != "and" && kind != "or" && element.isInteger(1))
     return op.emitOpError() << what << ": '" << kind << "' cannot combine i1; use and, or";
-  for (auto [j, expr, size] :
-       llvm::enumerate(map.getResults(), shapeOf(out.getType()).getDims())) {
+  for (auto [j, expr, size] : llvm::enumerate(map.getResults(), shapeOf(out.getType()).getDims())) {
     AffineExpr expected = space[cast<AffineDimExpr>(expr).getPosition()];
     if (size != expected)
       return op.emitOpError() << what << ": dimension " << j << " has size " << text(size)
@@ -166,8 +164,8 @@ LogicalResult LoopOp::verify() {
   for (auto [i, input] : llvm::enumerate(getInputs())) {
     std::string what = "input " + std::to_string(i);
     if (failed(verifyEncoded(*this, input.getType(), what)) ||
-        failed(verifyAccess(*this, mapAt(getMaps(), i), getSpace().getDims(), input.getType(),
-                            what)))
+        failed(
+            verifyAccess(*this, mapAt(getMaps(), i), getSpace().getDims(), input.getType(), what)))
       return failure();
   }
   for (unsigned i = 0; i < outs; ++i)
@@ -182,8 +180,8 @@ LogicalResult LoopOp::verify() {
   for (auto [i, argument, input] : llvm::enumerate(body.getArguments(), getInputs())) {
     Type element = cast<RankedTensorType>(input.getType()).getElementType();
     if (argument.getType() != element)
-      return emitOpError() << "body argument " << i << " is " << argument.getType()
-                           << " but input " << i << " holds " << element;
+      return emitOpError() << "body argument " << i << " is " << argument.getType() << " but input "
+                           << i << " holds " << element;
   }
   YieldOp yield = yieldOf(body);
   if (!yield)

@@ -32,9 +32,8 @@ struct MathPolynomials : PassWrapper<MathPolynomials, OperationPass<ModuleOp>> {
     registry.insert<arith::ArithDialect, math::MathDialect, vector::VectorDialect>();
   }
   void runOnOperation() override {
-    static constexpr StringLiteral kApproximated[] = {"math.exp", "math.expm1", "math.erf",
-                                                      "math.tanh", "math.log", "math.log1p",
-                                                      "math.log2"};
+    static constexpr StringLiteral kApproximated[] = {
+        "math.exp", "math.expm1", "math.erf", "math.tanh", "math.log", "math.log1p", "math.log2"};
     auto approximated = [](StringRef name) { return llvm::is_contained(kApproximated, name); };
     RewritePatternSet patterns(&getContext());
     populateMathPolynomialApproximationPatterns(patterns, approximated);

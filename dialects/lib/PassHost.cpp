@@ -128,8 +128,8 @@ private:
                                                         llvm::cl::init(option.initial == "1")));
       return;
     case OptionKind::String:
-      strings.push_back(std::make_unique<Option<std::string>>(
-          *this, option.name, description, llvm::cl::init(option.initial)));
+      strings.push_back(std::make_unique<Option<std::string>>(*this, option.name, description,
+                                                              llvm::cl::init(option.initial)));
       return;
     }
   }
@@ -160,8 +160,8 @@ SHAPEJIT_API void shapejitRegisterPythonPass(int64_t id, const char *argument, c
                                              RunCallback run) {
   static TypeIDAllocator typeIDs;
   // A registered pass is never unregistered, so its specification lives as long as the process.
-  auto *spec = new PassSpec{id, argument, name, description, strings(dialects, numDialects), {},
-                            run, typeIDs.allocate()};
+  auto *spec = new PassSpec{
+      id, argument, name, description, strings(dialects, numDialects), {}, run, typeIDs.allocate()};
   for (intptr_t i = 0; i < numOptions; ++i)
     spec->options.push_back({optionNames[i], optionDescriptions[i], optionInitials[i],
                              static_cast<OptionKind>(optionKinds[i])});

@@ -60,8 +60,8 @@ ParseResult SymbolOp::parse(OpAsmParser &parser, OperationState &result) {
     });
   Builder &builder = parser.getBuilder();
   result.addAttribute("derived", builder.getStringAttr(kind));
-  result.addAttribute("arguments", AffineMapAttr::get(AffineMap::get(
-                                       0, symbols, arguments, parser.getContext())));
+  result.addAttribute(
+      "arguments", AffineMapAttr::get(AffineMap::get(0, symbols, arguments, parser.getContext())));
   return success();
 }
 
@@ -94,8 +94,7 @@ static std::optional<int64_t> signedField(std::optional<uint64_t> value) {
 LogicalResult SymbolOp::verify() {
   int64_t id = getId();
   if (id < 0 || id >= ShapeJitDialect::kMaxSymbols)
-    return emitOpError() << "has id " << id << ", expected 0.."
-                         << ShapeJitDialect::kMaxSymbols - 1;
+    return emitOpError() << "has id " << id << ", expected 0.." << ShapeJitDialect::kMaxSymbols - 1;
   int64_t min = signedField(getMin()).value_or(0);
   std::optional<int64_t> max = signedField(getMax());
   if (min < 0)
@@ -111,7 +110,8 @@ LogicalResult SymbolOp::verify() {
   if (std::optional<int64_t> opt = signedField(getOpt()))
     if (*opt < min || (max && *opt > *max) || *opt % divisor)
       return emitOpError() << "has opt " << *opt << ", which is not a legal value of it";
-  if (std::optional<int64_t> other = signedField(getEqualTo()); other && (*other < 0 || *other >= id))
+  if (std::optional<int64_t> other = signedField(getEqualTo());
+      other && (*other < 0 || *other >= id))
     return emitOpError() << "is equal to s" << *other
                          << "; a symbol is merged into one with a smaller id than its own, " << id;
   if (static_cast<bool>(getDerived()) != static_cast<bool>(getArguments()))

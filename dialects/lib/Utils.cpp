@@ -13,8 +13,7 @@ using namespace mlir;
 using namespace shapejit;
 
 ParseResult shapejit::parseMappedOperands(OpAsmParser &parser, StringRef keyword, bool optional,
-                                          MappedOperands &group,
-                                          SmallVectorImpl<Attribute> &maps) {
+                                          MappedOperands &group, SmallVectorImpl<Attribute> &maps) {
   group.loc = parser.getCurrentLocation();
   if (optional) {
     if (failed(parser.parseOptionalKeyword(keyword)))
@@ -121,8 +120,7 @@ LogicalResult shapejit::verifyAccess(Operation *op, AffineMap map, ArrayRef<Affi
       continue;
     if (bounds->lower < 0 || (!type.isDynamicDim(i) && bounds->upper >= type.getDimSize(i))) {
       auto diag = op->emitOpError() << what << ": index " << i << " (" << text(expr) << ") spans ["
-                                    << bounds->lower << ", " << bounds->upper
-                                    << "], outside of ";
+                                    << bounds->lower << ", " << bounds->upper << "], outside of ";
       if (type.isDynamicDim(i))
         return diag << "dimension " << i << ", which starts at 0";
       return diag << "dimension " << i << " of size " << type.getDimSize(i);

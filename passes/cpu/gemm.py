@@ -116,7 +116,7 @@ _BLOCK_K = 384
 # B is read, and if need be packed, once a block of rows; the block of A and the sums share the
 # second-level cache.
 _BLOCK_M = 96
-_BLOCK_N = 256
+_BLOCK_N = 384
 
 
 def _even_block(size: Expr, limit: int, multiple: int) -> int:

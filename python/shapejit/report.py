@@ -224,10 +224,8 @@ def _kernel_row(kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
         LaunchRow(sizes, launches[sizes], tuple(dict.fromkeys(sources)))
         for sizes, sources in sources_at.items()
     )
-    launches = len(kernel.launches)
-    return KernelRow(
-        kernel.name, kernel.kind, kernel.why, kernel.fuses, kernel.origin, launches, at
-    )
+    count = len(kernel.launches)
+    return KernelRow(kernel.name, kernel.kind, kernel.why, kernel.fuses, kernel.origin, count, at)
 
 
 def bytes_text(count: int) -> str:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from shapejit.cli.main import cli
 
-MODELS = '''\
+MODELS = """\
 import torch
 from torch import nn
 
@@ -66,7 +66,7 @@ def returns_a_tensor_for_args():
 
 
 number = 3
-'''
+"""
 
 
 def shapejit(*arguments: str | Path) -> Result:

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from shapejit.artefacts import (
     Artefacts,
     ConstraintInfo,
@@ -33,8 +36,6 @@ from shapejit.codegen import HostTarget
 from shapejit.cpu_features import target_info
 from shapejit.program import Program
 from shapejit.symbolic import Expr
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 BATCH, SEQ = Expr.symbol(0), Expr.symbol(1)
 N, K, PANEL = 5, 4, 8

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,14 @@ def test_modules_are_found_in_the_current_folder(
 ) -> None:
     (tmp_path / "zoo_of_models.py").write_text("from torch import nn\nnet = nn.ReLU()\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["/nowhere"] + __import__("sys").path)
+    monkeypatch.setattr("sys.path", list(sys.path))
     assert isinstance(load("zoo_of_models:net").module, torch.nn.ReLU)
     assert 'there is no module "zoo' not in refusal("zoo_of_models:missing")
     assert "there is no 'missing' in zoo_of_models" in refusal("zoo_of_models:missing")
 
 
 def test_files_import_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.setattr("sys.path", list(sys.path))
     (tmp_path / "neighbour_of_model.py").write_text("from torch import nn\nnet = nn.Tanh()\n")
     (tmp_path / "its_model.py").write_text(
         "def build():\n    from neighbour_of_model import net\n    return net\n"

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
 from unit.cpu_kernels import DTYPES, CpuKernel, access, assert_close, examples, tensor
 
 BATCHES = st.integers(0, 3)
@@ -62,7 +63,9 @@ def kernel_of(variant: Variant, vector_bytes: int | None = None) -> CpuKernel:
         mask = tensor(variant.mask, *(int(s) if s.isdigit() else s for s in sizes))
         at = ", ".join("0" if size == "1" else f"d{i}" for i, size in enumerate(sizes))
         argument, operand = f", %mask: {mask}", f"mask(%mask at {access(4, at)} : {mask})"
-    causal = f", causal = affine_map<()[s0, s1, s2] -> ({variant.causal})>" if variant.causal else ""
+    causal = (
+        f", causal = affine_map<()[s0, s1, s2] -> ({variant.causal})>" if variant.causal else ""
+    )
     return CpuKernel(
         f"""
         shapejit.kernel @k symbols 3 (%q: {q}, %k: {k}, %v: {v}{argument}) {{

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
 from unit.cpu_kernels import CpuKernel, access, assert_close, examples, tensor
 
 COLUMNS = 12
@@ -128,7 +129,9 @@ def check(kernel: RandomKernel, outputs: list[int]) -> None:
     compiled = CpuKernel(kernel.text(outputs))
     for rows in (0, 1, 5) if kernel.rows == "s0" else (5,):
         x = torch.randn(rows, COLUMNS)
-        for got, want in zip(compiled([x], rows), kernel.expected(x.double(), outputs), strict=True):
+        for got, want in zip(
+            compiled([x], rows), kernel.expected(x.double(), outputs), strict=True
+        ):
             assert_close(got, want)
 
 

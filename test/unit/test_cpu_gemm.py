@@ -8,11 +8,12 @@ import functools
 
 import pytest
 import torch
-from unit.cpu_kernels import DTYPES, CpuKernel, access, assert_close, examples, pack, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from shapejit.codegen import HostTarget
 from torch import Tensor
+
+from shapejit.codegen import HostTarget
+from unit.cpu_kernels import DTYPES, CpuKernel, access, assert_close, examples, pack, tensor
 
 SIZES = st.one_of(st.sampled_from([0, 1, 2, 47, 48, 49, 97, 384, 385]), st.integers(0, 140))
 SMALL = st.one_of(st.sampled_from([0, 1, 2, 16, 17, 31]), st.integers(0, 70))
@@ -208,7 +209,7 @@ def test_half_types_sum_in_f32(layout: str, element: str, m: int, n: int, k: int
 
 @functools.cache
 def batched() -> CpuKernel:
-    """Heads split from the last dim of q and k, the mask broadcast over heads: scores of attention."""
+    """Scores of attention: heads split from the last dim of q and k, the mask broadcast."""
     q, k = tensor("f32", "s0", "s1", 48), tensor("f32", "s0", "s2", 48)
     mask, y = tensor("f32", "s0", 1, 1, "s2"), tensor("f32", "s0", 4, "s1", "s2")
     return CpuKernel(f"""

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
 from unit.cpu_kernels import DTYPES, CpuKernel, access, assert_close, examples, tensor
 
 SIZES = st.one_of(st.sampled_from([0, 1, 2, 7, 8, 31, 64, 65]), st.integers(0, 90))
@@ -295,9 +296,7 @@ def test_bool_reductions(kind: str, where: str, s: tuple[int, int, int]) -> None
     ],
 )
 @pytest.mark.parametrize("where", ["last", "first"])
-def test_empty_reductions_are_identities(
-    element: str, kind: str, value: float, where: str
-) -> None:
+def test_empty_reductions_are_identities(element: str, kind: str, value: float, where: str) -> None:
     sizes = (4, 3, 0) if where == "last" else (0, 4, 3)
     [y] = reduction(element, kind, where)([sample(element, *sizes)], *sizes)
     assert torch.equal(y, torch.full((4, 3), value, dtype=DTYPES[element]))
@@ -425,8 +424,16 @@ def test_softmax_keeps_nan_and_infinity_apart() -> None:
 def embedding_norm(width: int, half: bool) -> CpuKernel:
     """Token and position embeddings summed, then layer norm with weight and bias."""
     element = "bf16" if half else "f32"
-    ids, words, positions = tensor("i64", "s0", "s1"), tensor("f32", 50, width), tensor("f32", 99, width)
-    h, row, vector = tensor("f32", "s0", "s1", width), tensor("f32", "s0", "s1"), tensor("f32", width)
+    ids, words, positions = (
+        tensor("i64", "s0", "s1"),
+        tensor("f32", 50, width),
+        tensor("f32", 99, width),
+    )
+    h, row, vector = (
+        tensor("f32", "s0", "s1", width),
+        tensor("f32", "s0", "s1"),
+        tensor("f32", width),
+    )
     y = tensor(element, "s0", "s1", width)
     full, rows = access(3, "d0, d1, d2"), access(3, "d0, d1")
     space = f"[s0, s1, {width}]"
@@ -552,7 +559,8 @@ def column_statistics() -> CpuKernel:
           ^bb0(%v: f32):
             shapejit.yield %v : f32
           }}
-          %y = shapejit.loop over [s0, 70] ins(%x at {FULL} : {x}, %s at {access(2, "d1")} : {column})
+          %y = shapejit.loop over [s0, 70]
+              ins(%x at {FULL} : {x}, %s at {access(2, "d1")} : {column})
               outs({FULL} : {x}) {{
           ^bb0(%v: f32, %total: f32):
             %n = shapejit.size affine_map<()[s0] -> (s0)>

@@ -71,9 +71,9 @@ def test_the_variable_sets_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_stands_for_the_names_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHAPEJIT_LOGS", "+all,-codegen")
     logs.configure()
-    assert {name for name, level in levels().items() if level == logging.DEBUG} == {
-        *logs.NAMES
-    } - {"codegen"}
+    assert {name for name, level in levels().items() if level == logging.DEBUG} == {*logs.NAMES} - {
+        "codegen"
+    }
 
 
 def test_a_setting_from_python_goes_first_and_says_everything(

@@ -111,7 +111,13 @@ def _named_leaves(result: Any) -> dict[str, Any]:
     from torch.utils import _pytree as pytree
 
     leaves = pytree.tree_flatten_with_path(result)[0]
-    return {"output" + pytree.keystr(path): leaf for path, leaf in leaves}
+    return {"output" + "".join(map(_key_text, path)): leaf for path, leaf in leaves}
+
+
+def _key_text(key: Any) -> str:
+    """A step into a result as inputs are written: ``["hidden"]``, ``[0]``, ``.logits``."""
+    name = getattr(key, "key", None)
+    return f'["{name}"]' if isinstance(name, str) else str(key)
 
 
 def _described(value: Any) -> dict[str, Any]:

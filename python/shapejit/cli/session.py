@@ -60,7 +60,6 @@ def compile_source(source: ModelSource, flags: CompileFlags) -> Opened:
     Raises:
         ShapeJitError: the source is a saved program, an option cannot be used, or compiling fails.
     """
-    specs = read_inputs(flags.shapes)
     match source:
         case SavedModel(text):
             reason = "it is a saved program, which is compiled already"
@@ -73,7 +72,7 @@ def compile_source(source: ModelSource, flags: CompileFlags) -> Opened:
             )
             return _compile_exported(source, flags)
         case PythonModel():
-            return _compile_python(source, flags, specs)
+            return _compile_python(source, flags)
 
 
 def _load(source: SavedModel, weights: Path | None) -> Program:
@@ -90,7 +89,9 @@ def _compile_exported(source: ExportedModel, flags: CompileFlags) -> Opened:
     return Opened(program, source, exported.module())
 
 
-def _compile_python(source: PythonModel, flags: CompileFlags, specs: Any) -> Opened:
+def _compile_python(source: PythonModel, flags: CompileFlags) -> Opened:
+    specs = read_inputs(flags.shapes)  # before anything slow
+
     import torch
 
     import shapejit
