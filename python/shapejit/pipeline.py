@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import time
@@ -74,14 +73,7 @@ STAGES: tuple[Stage, ...] = (
 _IMPORT_LOG = logs.logger("import")
 _PASSES_LOG = logs.logger("passes")
 _BUCKET_LOG = logs.logger("bucket")
-_CACHE_LOG = logs.logger("cache")
 _CODEGEN_LOG = logs.logger("codegen")
-_ORIGINS = {
-    "memory": "found in memory",
-    "disk": "found on disk",
-    "built": "built",
-    "shared": "built by another thread",
-}
 
 #: Upstream's conversions follow these in every kernel's own module.
 _CODEGEN_PASSES = "shapejit-math-polynomials"
@@ -303,21 +295,12 @@ def _generate(
         threads,
         progress.seconds["codegen"],
     )
-    _log_origins(code)
     return code
 
 
 # ---------------------------------------------------------------------------
 # Logging
 # ---------------------------------------------------------------------------
-
-
-def _log_origins(code: dict[str, Fetched]) -> None:
-    counts = collections.Counter(fetched.origin for fetched in code.values())
-    text = ", ".join(f"{count} {_ORIGINS[origin]}" for origin, count in counts.items())
-    _CACHE_LOG.info("objects: %s", text)
-    for name, fetched in code.items():
-        _CACHE_LOG.debug("%s: %s, %d bytes", name, _ORIGINS[fetched.origin], len(fetched.data))
 
 
 def _log_kernels(

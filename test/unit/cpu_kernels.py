@@ -110,18 +110,21 @@ def pack(weight: Tensor, panel: int) -> Tensor:
     return padded.view(panels, panel, k).transpose(1, 2).contiguous()
 
 
-def assert_close(got: Tensor, reference: Tensor, own: Tensor | None = None) -> None:
+def assert_close(
+    got: Tensor, reference: Tensor, own: Tensor | None = None, *, terms: float = 0.0
+) -> None:
     """The numerics law: ``max|y - r64| / max|r64| <= max(1e-5, 2 * torch's own error)``.
 
     Args:
         got: the result.
         reference: computed in float64.
         own: torch's result in the dtype of ``got``; for half precision it is needed.
+        terms: magnitude of what is summed. Where sums cancel, an error is relative to it.
     """
     assert got.shape == reference.shape
     if not got.numel():
         return
-    scale = max(reference.abs().max().item(), torch.finfo(torch.float32).tiny)
+    scale = max(reference.abs().max().item(), terms, torch.finfo(torch.float32).tiny)
 
     def error(value: Tensor) -> float:
         return (value.double() - reference).abs().max().item() / scale

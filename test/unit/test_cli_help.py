@@ -83,7 +83,8 @@ def test_version() -> None:
 def test_an_unknown_option_is_a_usage_error() -> None:
     result = shapejit("compile", "m.sjit", "--optlevel", "3")
     assert result.exit_code == 2
-    assert "No such option: --optlevel" in result.stderr
+    assert "No such option" in result.stderr
+    assert "Usage: shapejit compile [OPTIONS] MODEL" in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["--min-shapes", "--minShapes"])

@@ -62,7 +62,7 @@ def check_linear(kernel: CpuKernel, m: int, n: int, k: int, panel: int) -> None:
     x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
     [y] = kernel([x, pack(w, panel), b, r], m)
     reference = linear_reference(x.double(), w.double(), b.double(), r.double())
-    assert_close(y, reference, linear_reference(x, w, b, r))
+    assert_close(y, reference, linear_reference(x, w, b, r), terms=1.0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_gated_pair(n: int, k: int, m: int) -> None:
     def model(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         return torch.nn.functional.silu(x @ w.T) * (x @ v.T)
 
-    assert_close(y, model(x.double(), w.double(), v.double()), model(x, w, v))
+    assert_close(y, model(x.double(), w.double(), v.double()), model(x, w, v), terms=1.0)
 
 
 # Any maps -----------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_layouts(layout: str, m: int, n: int, k: int) -> None:
     a, b, left, right = operands(layout, m, n, k)
     a, b, left, right = (value + 0.1 for value in (a, b, left, right))
     [y] = product(layout)([a.float(), b.float()], m, n, k)
-    assert_close(y, left.float().double() @ right.float().double(), left.float() @ right.float())
+    assert_close(y, left.float().double() @ right.float().double(), left.float() @ right.float(), terms=1.0)
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed rhs"])
@@ -236,7 +236,7 @@ def test_batched_through_maps(b: int, m: int, n: int) -> None:
         return q @ k.transpose(2, 3) + mask
 
     [y] = batched()([q, k, mask], b, m, n)
-    assert_close(y, model(q.double(), k.double(), mask.double()), model(q, k, mask))
+    assert_close(y, model(q.double(), k.double(), mask.double()), model(q, k, mask), terms=1.0)
 
 
 @functools.cache
@@ -256,7 +256,7 @@ def broadcast_weight() -> CpuKernel:
 def test_weight_broadcast_over_the_batch(b: int, m: int) -> None:
     x, w = torch.randn(b, m, 20), torch.randn(20, 30)
     [y] = broadcast_weight()([x, w], b, m)
-    assert_close(y, x.double() @ w.double(), x @ w)
+    assert_close(y, x.double() @ w.double(), x @ w, terms=1.0)
 
 
 @functools.cache
@@ -286,7 +286,7 @@ def test_rows_gathered_from_the_batch(b: int, m: int) -> None:
         return x.transpose(0, 1) @ w.T + bias[:, None, None]
 
     [y] = transposed_batch()([x, w, bias], b, m)
-    assert_close(y, model(x.double(), w.double(), bias.double()), model(x, w, bias))
+    assert_close(y, model(x.double(), w.double(), bias.double()), model(x, w, bias), terms=1.0)
 
 
 def test_result_of_another_type() -> None:
@@ -321,4 +321,4 @@ def test_operand_behind_a_view() -> None:
         }}""")
     a, weight = torch.randn(4, 6), torch.randn(3, 4)
     [result] = kernel([a, weight], 6)
-    assert_close(result, a.T.double() @ weight.T.double())
+    assert_close(result, a.T.double() @ weight.T.double(), terms=1.0)

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlir.ir as ir
@@ -34,6 +37,13 @@ func.func @f(%x: tensor<?xf32, #shapejit.shape<[s0]>>) -> tensor<?xf32, #shapeji
 """
 
 _seen: list[tuple[int, bool, str]] = []
+
+
+def run_tool(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a command as a user does whose environment is active."""
+    scripts = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": os.pathsep.join([scripts, os.environ["PATH"]])}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 @register_pass("test-record-options")
@@ -116,9 +126,7 @@ def test_repro_command_repeats_an_upstream_failure(
     with pytest.raises(PipelineError) as caught:
         run_pipeline(module, "shapejit-lower-to-host", stage="lower-to-host")
     assert caught.value.reproducer.is_relative_to(tmp_path)
-    again = subprocess.run(
-        shlex.split(caught.value.command), capture_output=True, text=True, check=False
-    )
+    again = run_tool(shlex.split(caught.value.command))
     assert again.returncode != 0
     assert "has no memory plan; run shapejit-plan-memory first" in again.stderr
 
@@ -152,8 +160,6 @@ def test_all_passes_are_registered_under_their_file_names() -> None:
 
 
 def test_opt_lists_passes_with_their_options() -> None:
-    listed = subprocess.run(
-        ["shapejit-opt", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    listed = run_tool(["shapejit-opt", "--help"]).stdout
     assert "--shapejit-plan-memory" in listed
     assert "--canonicalize" in listed

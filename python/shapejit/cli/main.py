@@ -26,7 +26,9 @@ class _Group(click.Group):
 
 
 @click.group(
-    cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    PROGRAM,
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(shapejit.__version__, prog_name=PROGRAM)
 def cli() -> None:
