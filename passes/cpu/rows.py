@@ -168,10 +168,7 @@ class _Plan:
             old.stores.remove((loop, position))
             if not old.stores and not old.reductions:
                 self.stages.remove(old)
-        # In program order, so that a value is in memory before another one overwrites its row.
         stage.stores.append((loop, position))
-        order = {made: number for number, made in enumerate(self.kernel.loops)}
-        stage.stores.sort(key=lambda store: (order[store[0]], store[1]))
         self._store_stage[tensor] = stage
 
     # Row caches -----------------------------------------------------------------------------------
@@ -327,9 +324,12 @@ class _Rows:
         def contribution(indices: list[Expr]) -> Sequence[Value]:
             dims = (*row, *indices)
             with self._evaluator.scope():
-                for loop, position in stage.stores:
-                    self._store(loop, position, dims)
-                return [self._evaluator.results(loop, dims)[i] for loop, i, _ in reduced]
+                # All is read before anything is written: a row may hold one value until then.
+                stored = [self._evaluator.results(loop, dims)[i] for loop, i in stage.stores]
+                values = [self._evaluator.results(loop, dims)[i] for loop, i, _ in reduced]
+                for (loop, position), value in zip(stage.stores, stored, strict=True):
+                    self._store(loop, loop.writes[position], value, dims)
+                return values
 
         totals = emit_reductions(self._indexer, columns, reductions, contribution)
         for (loop, _, write), total in zip(reduced, totals, strict=True):
@@ -347,9 +347,7 @@ class _Rows:
         shape = self._loops.result_shape(loop, write)
         return [Place(buffer, shape) for buffer in self._outputs[owner]]
 
-    def _store(self, loop: Loop, position: int, dims: tuple[Expr, ...]) -> None:
-        write = loop.writes[position]
-        value = self._evaluator.results(loop, dims)[position]
+    def _store(self, loop: Loop, write: Write, value: Value, dims: tuple[Expr, ...]) -> None:
         replaced = dict(enumerate(dims))
         indices = [index.substitute(dims=replaced) for index in write.indices]
         for place in self._places(loop, write):

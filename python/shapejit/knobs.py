@@ -165,8 +165,9 @@ class Knobs:
 
     dump_to: Knob[str | None] = Knob(
         "SHAPEJIT_DUMP_TO",
-        "Folder that receives the IR after each stage of a compilation; it is created if need be. "
-        "The option `dump_to` goes first.",
+        "Folder that receives a new folder for each compilation: the IR after each stage, LLVM IR, "
+        "assembly and object of each kernel, and an index from kernels to shapes. The option "
+        "`dump_to` goes first.",
         rule="it must be the path of a folder",
         default=None,
         default_text="a folder",

@@ -53,6 +53,17 @@ def with_keywords():
     return Tagger(), (), {"ids": torch.zeros(2, 3, dtype=torch.int64), "mask": torch.ones(2, 3)}
 
 
+class Nested(nn.Module):
+    def forward(self, batch, scale, *, power):
+        product = batch["a"] * scale + batch["parts"][0]
+        return (product if power else batch["a"]), batch["a"].shape[0], batch["a"].log()
+
+
+def nested():
+    parts = [torch.ones(2, 3)]
+    return Nested().eval(), ({"a": -torch.ones(2, 3), "parts": parts}, 2.0), {"power": True}
+
+
 def raises():
     return {}["width"]
 

@@ -92,6 +92,20 @@ def test_an_example_call_by_keyword(models: Path) -> None:
     assert summary["output"] is None
 
 
+def test_nested_inputs_constants_and_other_outputs(models: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "nested.sjit"
+    inputs = ('batch["a"]', 'batch["parts"][0]')
+    shapes = ",".join(f"{name}:nx3" for name in inputs)
+    document("compile", f"{models}:nested", "-o", saved, "--dim", "n=1:9", "--shapes", shapes)
+    arguments = ("run", saved, "--shapes", f"{inputs[0]}:5x3")
+    result = document(*arguments)
+    assert result["inputs"] == {name: [5, 3] for name in inputs}
+    outputs = result["outputs"]
+    assert (outputs["output[0]"]["shape"], outputs["output[1]"]) == ([5, 3], {"value": 5})
+    assert outputs["output[2]"]["mean"] == "nan"
+    assert "nan" in output(*arguments)
+
+
 def test_an_exported_program(tmp_path: Path) -> None:
     batch = torch.export.Dim("batch", min=1, max=9)
     exported = torch.export.export(

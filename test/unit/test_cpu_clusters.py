@@ -157,3 +157,14 @@ def test_a_value_shared_by_all_passes(costly: bool) -> None:
     kernel.add("pointwise", [4, 1], False, costly)
     for outputs in ([5], [5, 1], [4, 5], [1, 4, 5], [3, 5]):
         check(kernel, outputs)
+
+
+def test_a_row_is_not_reused_before_its_last_read() -> None:
+    """Value 1 is kept in the row of result 3 until result 4, made in the same pass, has read it."""
+    kernel = RandomKernel()
+    kernel.add("pointwise", [0], False, True)
+    kernel.add("rows", [1], False, True)
+    kernel.add("pointwise", [0], False, False)
+    kernel.add("pointwise", [1], False, False)
+    for outputs in ([2, 3, 4], [4, 3, 2]):
+        check(kernel, outputs)

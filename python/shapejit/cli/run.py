@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,11 +133,17 @@ def _described(value: Any) -> dict[str, Any]:
     if value.numel():
         numbers = value.to(torch.float64)
         described |= {
-            "min": float(numbers.min()),
-            "mean": float(numbers.mean()),
-            "max": float(numbers.max()),
+            "min": _number(numbers.min()),
+            "mean": _number(numbers.mean()),
+            "max": _number(numbers.max()),
         }
     return described
+
+
+def _number(value: Tensor) -> float | str:
+    """A number as JSON can hold it: ``nan`` and ``inf`` as text."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -165,6 +172,10 @@ def _print(inputs: str, outputs: dict[str, dict[str, Any]], seconds: float) -> N
             table.add_row(name, "", str(entry["value"]))
             continue
         shape = " x ".join(map(str, entry["shape"])) or "scalar"
-        numbers = [f"{entry[key]:.6g}" if key in entry else "" for key in ("min", "mean", "max")]
+        numbers = [_number_text(entry.get(key, "")) for key in ("min", "mean", "max")]
         table.add_row(name, entry["dtype"], shape, *numbers)
     console().print(table)
+
+
+def _number_text(number: float | str) -> str:
+    return number if isinstance(number, str) else f"{number:.6g}"
