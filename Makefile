@@ -65,6 +65,7 @@ format: $(VENV)/.dev ## Rewrite sources in the project's format
 docs: $(VENV)/.dev ## Rewrite the generated pages and figures
 	$(BIN)/python -m shapejit.docs_gen.errors docs/errors.md
 	$(BIN)/python -m shapejit.docs_gen.knobs docs/knobs.md
+	$(BIN)/python -m shapejit.docs_gen.cli docs/cli.md
 	cp $(VENV)/lib/python3*/site-packages/shapejit/_docs/dialect.md docs/dialect.md
 	$(BIN)/python docs/gen_how_it_works.py docs/how-it-works.md
 	$(BIN)/python docs/figures/dynamic_shapes_today.py

@@ -61,6 +61,7 @@ The model has two dynamic dimensions:
 
 ```python
 {model}
+
 batch, tokens = Dim("batch", min=1, max=64), Dim("tokens", min=1, max=1024)
 program = shapejit.compile(
     Block().eval(), (torch.randn(2, 5, 64),), dynamic_shapes=({{0: batch, 1: tokens}},)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from shapejit import report
+from shapejit import logs, report
 from shapejit.arena import ArenaPool
 from shapejit.artefacts import (
     ENTRY_PLAN,
@@ -31,6 +31,8 @@ from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
 from shapejit.signature import Signature
 from shapejit.weights import Buffers, Weights
+
+_LOG = logs.logger("runtime")
 
 # shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -92,6 +94,7 @@ class Program(nn.Module):
     ) -> None:
         super().__init__()
         super().train(False)
+        logs.configure()
         device = torch.device(artefacts.target.kind)
         self.artefacts = artefacts
         self.signature = Signature(
@@ -114,6 +117,7 @@ class Program(nn.Module):
         self._plan_type = ctypes.c_int64 * (2 + sum(artefacts.output_ranks))
         self._table_template: tuple[Buffers | None, Any] = (None, None)
         self._counters = _Counters()
+        self._copies_logged = False
 
     # Calls.
 
@@ -148,6 +152,9 @@ class Program(nn.Module):
                 inputs[position] = tensor.detach().resolve_neg().contiguous()
                 copies += 1
         native_symbols = self._symbols_type(*symbols)
+        if copies and not self._copies_logged:
+            self._copies_logged = True
+            _LOG.info("%d inputs are not contiguous and copied; not said again", copies)
         plan = self._planned(native_symbols, symbols)
         outputs = self._allocate_outputs(plan, symbols)
         table = self._buffer_table(weights, inputs, outputs)

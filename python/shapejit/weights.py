@@ -12,14 +12,18 @@ noticed.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shapejit import logs
 from shapejit.artefacts import PackSpec, WeightSpec
 from shapejit.errors import ErrorId
+
+_LOG = logs.logger("runtime")
 
 Stamp = tuple[int, int]
 
@@ -141,7 +145,14 @@ class Weights:
         # Taken before copying, so that a change made meanwhile is noticed by the next call.
         stamps = [self._stamp(index) for index in range(len(self.specs))]
         changed = {n for n, stamp in enumerate(stamps) if stamp != self._stamps[n]}
+        start = time.perf_counter()
         self._buffers = self._make_buffers(changed)
+        _LOG.info(
+            "%d weights are new or changed, %d packed in %.3f s",
+            len(changed),
+            sum(pack.weight in changed for pack in self.packs),
+            time.perf_counter() - start,
+        )
         self._stamps = stamps
         self._watch()
 

@@ -12,7 +12,7 @@ using namespace shapejit::rt;
 
 // How long a worker looks for the next region before it sleeps: regions of one program follow each
 // other within microseconds, and waking up takes tens of them.
-static constexpr int64_t kSearchNanoseconds = 100'000;
+static constexpr int64_t kSearchNanoseconds = 200'000;
 // Room for a kernel's scratch, whatever limit the process set for its own stacks.
 static constexpr size_t kStackBytes = 8 << 20;
 

@@ -178,12 +178,12 @@ void testThreadNumbers(int32_t threads) {
   }
 }
 
-/// Regions that start when workers are about to sleep, which they do after 100 us, get them as
+/// Regions that start when workers are about to sleep, which they do after 200 us, get them as
 /// well.
 void testRegionsAsWorkersFallAsleep(int32_t threads) {
   using Clock = std::chrono::steady_clock;
   for (int round = 0; round < 1000; ++round) {
-    auto start = Clock::now() + std::chrono::nanoseconds(95'000 + round % 200 * 50);
+    auto start = Clock::now() + std::chrono::nanoseconds(195'000 + round % 200 * 50);
     while (Clock::now() < start) {
     }
     Meeting meeting(threads);

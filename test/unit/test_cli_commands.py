@@ -326,6 +326,21 @@ def test_a_saved_program_has_no_eager_model(sample: Path) -> None:
     )
 
 
+def test_the_difference_of_results() -> None:
+    inf, nan = float("inf"), float("nan")
+
+    def difference(ours: list[float], theirs: list[float]) -> float | None:
+        return bench_module._difference({"y": torch.tensor(ours)}, {"y": torch.tensor(theirs)})
+
+    assert difference([], []) == 0
+    assert difference([1.0, 4.0], [1.0, 5.0]) == pytest.approx(0.2)
+    assert difference([0.0], [0.0]) == 0
+    assert difference([inf, nan, 1.0], [inf, nan, 2.0]) == pytest.approx(0.5)
+    assert difference([nan], [1.0]) is None
+    assert difference([1.0], [nan]) is None
+    assert difference([inf], [-inf]) is None
+
+
 def test_systems_take_turns_and_every_call_is_timed() -> None:
     order: list[str] = []
     calls = [lambda: order.append("a"), lambda: order.append("b")]

@@ -182,7 +182,9 @@ def test_layouts(layout: str, m: int, n: int, k: int) -> None:
     a, b, left, right = operands(layout, m, n, k)
     a, b, left, right = (value + 0.1 for value in (a, b, left, right))
     [y] = product(layout)([a.float(), b.float()], m, n, k)
-    assert_close(y, left.float().double() @ right.float().double(), left.float() @ right.float(), terms=1.0)
+    assert_close(
+        y, left.float().double() @ right.float().double(), left.float() @ right.float(), terms=1.0
+    )
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed rhs"])

@@ -172,17 +172,28 @@ def _timing(milliseconds: Sequence[float]) -> Timing:
     return Timing(statistics.median(milliseconds), deciles[0], deciles[-1])
 
 
-def _difference(ours: Any, theirs: Any) -> float:
-    """Greatest difference of any output, relative to the greatest value in that output."""
+def _difference(ours: Any, theirs: Any) -> float | None:
+    """Greatest difference of any output, relative to the greatest finite value in that output.
+
+    None if they differ in where they are infinite or no numbers.
+    """
     import torch
     from torch.utils import _pytree as pytree
 
     worst = 0.0
     for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
-        if isinstance(a, torch.Tensor) and a.numel():
-            a, b = a.to(torch.float64), b.to(torch.float64)
-            error = (a - b).abs().max() / b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
-            worst = max(worst, float(error))
+        if not isinstance(a, torch.Tensor):
+            continue
+        a, b = a.to(torch.float64), b.to(torch.float64)
+        finite = a.isfinite()
+        if not torch.allclose(a[~finite], b[~finite], equal_nan=True):
+            return None
+        a, b = a[finite], b[finite]
+        if not b.isfinite().all():
+            return None
+        if a.numel():
+            scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+            worst = max(worst, float((a - b).abs().max() / scale))
     return worst
 
 
@@ -204,6 +215,7 @@ def _print(rows: Sequence[dict[str, Any]], systems: Sequence[str], document: Any
         cells = [f"{row[system][s]:.3f}" for system in systems for s in ("median", "p10", "p90")]
         if several:
             ratio = row["shapejit"]["median"] / row["eager"]["median"]
-            cells += [f"{ratio:.2f}", f"{row['difference']:.1e}"]
+            difference = row["difference"]
+            cells += [f"{ratio:.2f}", "nan" if difference is None else f"{difference:.1e}"]
         table.add_row(row["shapes"], *cells)
     console().print(table)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ def compile_call(
 class _ExampleSizes:
     """The size that each dim has in the example call."""
 
-    def __init__(self, specs: Iterator[InputSpec] | Any) -> None:
+    def __init__(self, specs: Iterable[InputSpec]) -> None:
         self._named: dict[str, int] = {}
         for spec in specs:
             for dim in spec.dims or ():
@@ -159,8 +159,7 @@ def _made_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `forward` made from `specs`, positional as far as possible."""
     parameters = inspect.signature(module.forward).parameters
-    variadic = {p.kind for p in parameters.values()} & {inspect.Parameter.VAR_KEYWORD}
-    if not variadic:
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         _check_names(specs, list(parameters))
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

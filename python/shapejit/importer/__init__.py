@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from shapejit.artefacts import ConstraintInfo, Derivation, SymbolSpec
-from shapejit.importer.convert import convert, parameters_of
-from shapejit.importer.decompose import decompose
+from shapejit.importer.convert import convert_program, parameters_of
+from shapejit.importer.decompose import decompose_program
 from shapejit.importer.export import CapturedModel, capture
 from shapejit.importer.model import ImportedModel
 from shapejit.importer.registry import rule_table
@@ -50,12 +50,12 @@ def import_model(
     with _timed(seconds, "export"):
         captured = capture(model, args, kwargs, dynamic_shapes)
     with _timed(seconds, "decompose"):
-        functional = decompose(captured.program, rule_table())
+        functional = decompose_program(captured.program, rule_table())
     with _timed(seconds, "torch-mlir"):
         outputs = output_nodes(functional.graph)
         source = import_program(functional)
     with _timed(seconds, "convert"):
-        converted = convert(captured, functional, source, outputs, rule_table())
+        converted = convert_program(captured, functional, source, outputs, rule_table())
     return ImportedModel(
         module=converted.module,
         symbols=_symbol_specs(captured),

@@ -61,7 +61,7 @@ def parameters_of(call: ExampleCall) -> tuple[artefacts.Parameter, ...]:
     return tuple(found)
 
 
-def convert(
+def convert_program(
     captured: CapturedModel,
     functional: FunctionalProgram,
     source: TorchModule,

@@ -59,7 +59,7 @@ class FunctionalProgram:
     graph: Graph
 
 
-def decompose(program: ExportedProgram, supported: Collection[str]) -> FunctionalProgram:
+def decompose_program(program: ExportedProgram, supported: Collection[str]) -> FunctionalProgram:
     """A functional program whose operators are all in `supported`, checks removed.
 
     Raises:

@@ -27,8 +27,6 @@ _MODULES: Final = (
     "normalizations",
     "pointwise",
     "pointwise_math",
-    "pointwise",
-    "pointwise_math",
     "reductions",
     "scalars",
     "scans",

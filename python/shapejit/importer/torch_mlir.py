@@ -12,8 +12,11 @@ libLLVM of the `mlir` package must be loaded before torch-mlir; ``import shapeji
 
 from __future__ import annotations
 
+import logging
 import operator
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -69,7 +72,8 @@ def import_program(functional: FunctionalProgram) -> TorchModule:
     graph.eliminate_dead_code()
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    importer = fx_importer.FxImporter(context=context, graph_node_importer_cls=_NodeImporter)
+    with _root_logger_left_alone():
+        importer = fx_importer.FxImporter(context=context, graph_node_importer_cls=_NodeImporter)
     importer._cc = _LocatedCache(context)
     importer._cc.set_symbolic_guards(functional.program)
     try:
@@ -79,6 +83,17 @@ def import_program(functional: FunctionalProgram) -> TorchModule:
     except Exception as error:
         raise ErrorId.SJ_EXPORT_018.error(reason=f"{type(error).__name__}: {error}") from error
     return TorchModule(importer.module, expressions)
+
+
+@contextmanager
+def _root_logger_left_alone() -> Iterator[None]:
+    """torch-mlir calls `logging.debug`, which sets the root logger up if it has no handler."""
+    handler = logging.NullHandler()
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def output_nodes(graph: Graph) -> list[Any]:

@@ -504,6 +504,7 @@ def _convert(ctx: Context, x: Tensor, *_: Any) -> Tensor:
     "aten.clone",
     "aten.contiguous",
     "aten.detach",
+    "aten.detach_",
     "aten.dropout",
     "aten.feature_dropout",
     "aten.alpha_dropout",
