@@ -31,7 +31,8 @@ class CompileOptions:
             tensors of the original module become empty.
         verify_each: verify all types and shapes after each stage; False leaves it to the knob
             SHAPEJIT_VERIFY_EACH.
-        dump_to: folder for the IR after each stage, and each kernel's code; None leaves it to the knob SHAPEJIT_DUMP_TO.
+        dump_to: folder for the IR after each stage and every kernel's code; None leaves it to the
+            knob SHAPEJIT_DUMP_TO.
     """
 
     opt_level: int = 2
