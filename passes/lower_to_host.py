@@ -152,7 +152,10 @@ class _HostProgram:
             raise PassFailure(function, "has no memory plan; run shapejit-plan-memory first")
         slots = sir.attr_sizes(function.attributes["shapejit.arena"])
         self.offsets = [sum(map(_align, slots[:i]), Expr.const(0)) for i in range(len(slots))]
-        self.arena_bytes = sum(map(_align, slots), Expr.const(0))
+        # A kernel may read one element of an empty tensor and discard it: where the last slot is
+        # empty, that element is past its end.
+        past_end = SLOT_ALIGNMENT if slots else 0
+        self.arena_bytes = sum(map(_align, slots), Expr.const(past_end))
         self.positions = self._buffer_positions()
         self.outputs = list(self.ops[-1].operands)
         self.declared: set[str] = set()

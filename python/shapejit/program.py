@@ -39,6 +39,12 @@ _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
+# An empty tensor has no memory, but kernels may read one element of it and discard the value:
+# joining parts that can be empty reads each at an index clamped to 0.
+_EMPTY = ctypes.create_string_buffer(64)
+_FOR_EMPTY = ctypes.addressof(_EMPTY)
+
+
 class _Counters:
     """Counts calls; thread-safe. An object of its own, as a module sets attributes slowly."""
 
@@ -177,7 +183,7 @@ class Program(nn.Module):
             self._table_template = (weights, template)
         table = type(template).from_buffer_copy(template)
         for position, tensor in enumerate(inputs):
-            table[position] = tensor.data_ptr()
+            table[position] = tensor.data_ptr() or _FOR_EMPTY
         for position, tensor in enumerate(outputs, len(table) - len(outputs)):
             table[position] = tensor.data_ptr()
         return table

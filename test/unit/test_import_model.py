@@ -212,6 +212,10 @@ def test_unsupported_operands_are_listed_with_the_reason() -> None:
     ("function", "error"),
     [
         (lambda x: torch.view_as_complex(x).abs(), "SJ-OP-001"),
+        (
+            lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y * 2, (x,)),
+            "SJ-EXPORT-017 the model holds cond",
+        ),
         (lambda x: x.add_(1), 'SJ-EXPORT-014.*"'),
         (lambda x: torch.dropout(x, 0.5, train=True), "SJ-TRAIN-002.*dropout in training mode"),
         (lambda x: torch.nonzero(x), "SJ-OP-001|SJ-EXPORT-012"),
