@@ -75,9 +75,6 @@ _PASSES_LOG = logs.logger("passes")
 _BUCKET_LOG = logs.logger("bucket")
 _CODEGEN_LOG = logs.logger("codegen")
 
-#: Upstream's conversions follow these in every kernel's own module.
-_CODEGEN_PASSES = "shapejit-math-polynomials"
-
 
 def build(imported: ImportedModel, options: CompileOptions, progress: Progress) -> Artefacts:
     """Compiles an imported model.
@@ -219,7 +216,7 @@ def _launched(module: Any) -> list[str]:
 def _lowering(target: HostTarget) -> str:
     """The pipelines, with their options, that a kernel passes on its way to LLVM."""
     stage = next(stage for stage in STAGES if stage.name == "lower-to-cpu")
-    return ",".join((stage.pipeline(target), _CODEGEN_PASSES, *LLVM_PIPELINE))
+    return ",".join((stage.pipeline(target), *LLVM_PIPELINE))
 
 
 def _generate(
@@ -283,7 +280,6 @@ def _generate(
                 continue
             # MLIR's passes hold the interpreter lock, so they run here, one part after the
             # other, while LLVM compiles the parts before in the pool.
-            run_pipeline(part, _CODEGEN_PASSES, stage="codegen")
             to_llvm_dialect(part)
             futures[name] = pool.submit(fetch, unit, name)
         code.update({name: future.result() for name, future in futures.items()})

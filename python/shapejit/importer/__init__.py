@@ -17,13 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shapejit.artefacts import ConstraintInfo, Derivation, SymbolSpec
+from shapejit.artefacts import ConstraintInfo, SymbolSpec
 from shapejit.importer.convert import convert_program, parameters_of
 from shapejit.importer.decompose import decompose_program
 from shapejit.importer.export import CapturedModel, capture
 from shapejit.importer.model import ImportedModel
 from shapejit.importer.registry import rule_table
-from shapejit.importer.sizes import Symbol
 from shapejit.importer.torch_mlir import import_program, output_nodes
 
 __all__ = ["ImportedModel", "import_model"]
@@ -75,14 +74,9 @@ def import_model(
 
 def _symbol_specs(captured: CapturedModel) -> tuple[SymbolSpec, ...]:
     return tuple(
-        SymbolSpec(s.name, s.min, s.max, s.opt, s.divisor, s.equal_to, _derivation(s))
+        SymbolSpec(s.name, s.min, s.max, s.opt, s.divisor, s.equal_to, s.derived)
         for s in captured.sizes.table.symbols
     )
-
-
-def _derivation(symbol: Symbol) -> Derivation | None:
-    derived = symbol.derived
-    return None if derived is None else Derivation(derived.kind, derived.lhs, derived.rhs)
 
 
 @contextmanager

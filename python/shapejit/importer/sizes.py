@@ -14,27 +14,17 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import sympy
 
+from shapejit.artefacts import Derivation
 from shapejit.errors import ErrorId
 from shapejit.importer.dynamic_shapes import DimKind, RootDim
 from shapejit.symbolic import Bounds, Expr, Ranges, product
 
-DerivedKind = Literal["max", "min"]
-
 LEAST_TRACED: Final = 2
 """torch.export reasons as if every dynamic size were at least this."""
-
-
-@dataclass(frozen=True)
-class Derived:
-    """How the host computes a derived symbol: `kind` of two expressions of earlier symbols."""
-
-    kind: DerivedKind
-    lhs: Expr
-    rhs: Expr
 
 
 @dataclass
@@ -58,7 +48,7 @@ class Symbol:
     opt: int | None = None
     divisor: int = 1
     equal_to: int | None = None
-    derived: Derived | None = None
+    derived: Derivation | None = None
 
     @property
     def expr(self) -> Expr:
@@ -73,7 +63,7 @@ class SymbolTable:
         self.symbols: list[Symbol] = []
         self._roots: dict[str, Symbol] = {}
         self._named: set[int] = set()
-        self._derived: dict[Derived, Symbol] = {}
+        self._derived: dict[Derivation, Symbol] = {}
 
     def root(self, dim: RootDim) -> Symbol:
         """The symbol of a size the user named."""
@@ -110,7 +100,7 @@ class SymbolTable:
             return lhs
         if self.ranges.is_nonnegative(rhs - lhs):
             return rhs
-        return self._derive(Derived("max", lhs, rhs))
+        return self._derive(Derivation("max", lhs, rhs))
 
     def minimum(self, lhs: Expr, rhs: Expr) -> Expr:
         """min(lhs, rhs): one of the two if the ranges decide, else a derived symbol."""
@@ -118,9 +108,9 @@ class SymbolTable:
             return rhs
         if self.ranges.is_nonnegative(rhs - lhs):
             return lhs
-        return self._derive(Derived("min", lhs, rhs))
+        return self._derive(Derivation("min", lhs, rhs))
 
-    def _derive(self, derived: Derived) -> Expr:
+    def _derive(self, derived: Derivation) -> Expr:
         symbol = self._derived.get(derived)
         if symbol is None:
             low, high = self._derived_bounds(derived)
@@ -140,7 +130,7 @@ class SymbolTable:
             name += "_"
         return name
 
-    def _derived_bounds(self, derived: Derived) -> Bounds:
+    def _derived_bounds(self, derived: Derivation) -> Bounds:
         (low_a, high_a), (low_b, high_b) = map(self.ranges.bounds, (derived.lhs, derived.rhs))
         pick = max if derived.kind == "max" else min
         unbounded = high_a is None or high_b is None
@@ -189,7 +179,7 @@ class SymbolTable:
                 return self.traced_ranges.simplify(expr)
             expr = expr.substitute(symbols=known)
 
-    def _resolve(self, derived: Derived) -> Expr | None:
+    def _resolve(self, derived: Derivation) -> Expr | None:
         greater, lesser = derived.lhs, derived.rhs
         if not self.traced_ranges.is_nonnegative(self.traced(greater) - self.traced(lesser)):
             greater, lesser = lesser, greater
