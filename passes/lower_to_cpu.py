@@ -34,7 +34,9 @@ After::
       }
     }
 
-Arguments are the kernel's, then its results, then its symbols. Inputs may be the same memory; a
+Threads share the outermost loop where it runs over independent units and the work is worth it; see
+`shapejit.passes.cpu.parallel`, left out above. Arguments are the kernel's, then its results, then
+its symbols. Inputs may be the same memory; a
 result shares memory with nothing else. Bools are bytes. Scratch is on the stack, of fixed size.
 """
 
@@ -53,6 +55,7 @@ from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.gemm import emit_gemm
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.loops import emit_loops
+from shapejit.passes.cpu.parallel import CHUNK_COST
 from shapejit.passes.cpu.problems import (
     KernelOps,
     attention_problem,
@@ -107,12 +110,13 @@ def _loops(kernel: KernelOps, ops: Sequence[Any]) -> None:
     emit_loops(kernel.function, loop_kernel(kernel, ops))
 
 
-def lower_kernel(op: Any, vector_bytes: int) -> Any:
+def lower_kernel(op: Any, vector_bytes: int, chunk_cost: int = CHUNK_COST) -> Any:
     """Replaces a kernel by the module of its code, which is returned.
 
     Args:
         op: ``shapejit.kernel``.
         vector_bytes: width of the vector registers to use.
+        chunk_cost: picoseconds of work that a thread takes at least.
 
     Raises:
         PassFailure: the kernel's ops do not fit together.
@@ -137,6 +141,7 @@ def lower_kernel(op: Any, vector_bytes: int) -> Any:
             [tensor_of(result) for result in terminator.operands],
             ir.IntegerAttr(op.attributes["symbols"]).value,
             vector_bytes,
+            chunk_cost,
         )
         with function.body():
             try:
@@ -149,7 +154,7 @@ def lower_kernel(op: Any, vector_bytes: int) -> Any:
 
 @register_pass(
     "shapejit-lower-to-cpu",
-    dialects=("arith", "func", "llvm", "math", "memref", "scf", "vector"),
+    dialects=("arith", "func", "llvm", "math", "memref", "omp", "scf", "vector"),
 )
 @dataclass(frozen=True)
 class LowerToCpu(Pass):
@@ -157,8 +162,14 @@ class LowerToCpu(Pass):
 
     vector_bytes: int = option(64, help="width of the vector registers to use: 16, 32 or 64")
 
+    chunk_cost: int = option(
+        CHUNK_COST, help="picoseconds of work that a thread takes at least, at least 1"
+    )
+
     def run(self, module: Any) -> None:
+        if self.chunk_cost < 1:
+            raise PassFailure(module, f"chunk-cost must be at least 1, got {self.chunk_cost}")
         if self.vector_bytes not in (16, 32, 64):
             raise PassFailure(module, f"vector-bytes must be 16, 32 or 64, got {self.vector_bytes}")
         for op in sir.kernels(module).values():
-            lower_kernel(op, self.vector_bytes)
+            lower_kernel(op, self.vector_bytes, self.chunk_cost)

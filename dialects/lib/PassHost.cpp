@@ -16,6 +16,7 @@
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/NVGPU/IR/NVGPUDialect.h"
+#include "mlir/Dialect/OpenMP/OpenMPDialect.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
@@ -71,8 +72,8 @@ const llvm::StringMap<DialectInserter> &dialectInserters() {
   static const auto map =
       insertersOf<arith::ArithDialect, func::FuncDialect, gpu::GPUDialect, LLVM::LLVMDialect,
                   math::MathDialect, memref::MemRefDialect, NVVM::NVVMDialect, nvgpu::NVGPUDialect,
-                  scf::SCFDialect, tensor::TensorDialect, vector::VectorDialect,
-                  shapejit::ShapeJitDialect>();
+                  omp::OpenMPDialect, scf::SCFDialect, tensor::TensorDialect,
+                  vector::VectorDialect, shapejit::ShapeJitDialect>();
   return map;
 }
 

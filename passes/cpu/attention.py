@@ -27,11 +27,12 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from shapejit.passes.cpu.exponential import exp_nonpositive
-from shapejit.passes.cpu.indexing import Indexer, Size, Value
+from shapejit.passes.cpu.indexing import Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access, Buffer
 from shapejit.passes.cpu.micro import MicroKernel
 from shapejit.passes.cpu.packing import Block, Panel, pack_panel, pack_rows
+from shapejit.passes.cpu.parallel import MULTIPLY_COST, share_nest
 from shapejit.passes.cpu.scalars import (
     Type,
     combine,
@@ -205,19 +206,18 @@ class _BlockedAttention:
         self._fresh, self._added = constant(boolean, 1), constant(boolean, 0)
 
     def emit(self) -> None:
-        batch, heads, queries = self._problem.space[:3]
+        batch, heads, queries, keys, head, value = self._problem.space
+        most = self._blocks.queries
+        blocks = self._indexer.simplify((queries + most - 1) // most)
+        multiplies = batch * heads * queries * keys * (head + value)
+        work = multiplies * (MULTIPLY_COST // self._blocks.lanes)
 
-        def head(indices: list[Expr]) -> None:
-            fixed: dict[int, Size] = dict(enumerate(indices))
+        def block(indices: list[Expr]) -> None:
+            fixed: dict[int, Size] = dict(enumerate(indices[:2]))
+            m0 = indices[2] * most
+            self._queries(fixed, m0, self._indexer.minimum(most, queries - m0))
 
-            def block(m0: Expr, _: list[Value]) -> Sequence[Value]:
-                count = self._indexer.minimum(self._blocks.queries, queries - m0)
-                self._queries(fixed, m0, count)
-                return ()
-
-            self._indexer.loop(0, queries, block, step=self._blocks.queries)
-
-        self._indexer.nest((batch, heads), head)
+        share_nest(self._kernel, (batch, heads, blocks), work, block)
 
     def _queries(self, fixed: dict[int, Size], m0: Expr, count: Expr) -> None:
         problem, blocks, indexer = self._problem, self._blocks, self._indexer
@@ -255,7 +255,7 @@ class _BlockedAttention:
         keys = self._problem.space[3]
         if self._problem.causal is None:
             return keys
-        return _clamp(self._indexer, m0 + count + self._problem.causal, keys)
+        return self._indexer.clamp(m0 + count + self._problem.causal, keys)
 
     def _clear(self, queries: Expr) -> None:
         """Nothing seen yet."""
@@ -457,7 +457,7 @@ class _BlockedAttention:
         limit = block.keys
         if self._problem.causal is not None:
             count = block.m0 + query + self._problem.causal + 1 - block.n0
-            limit = _clamp(self._indexer, count, block.keys)
+            limit = self._indexer.clamp(count, block.keys)
 
         def column(index: Expr, _: list[Value]) -> Sequence[Value]:
             seen.buffer.store(lowest, self._indexer.value(seen.start + index))
@@ -584,7 +584,7 @@ class _PlainAttention:
 
         keys = problem.space[3]
         if problem.causal is not None:
-            keys = _clamp(indexer, dims[_QUERY] + problem.causal + 1, keys)
+            keys = indexer.clamp(dims[_QUERY] + problem.causal + 1, keys)
         _, total = indexer.loop(0, keys, key, init=[lowest, zero])
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, total, zero)
         factor = arith.select(nothing, zero, arith.divf(one, total))
@@ -609,17 +609,6 @@ class _PlainAttention:
         if problem.mask is None:
             return score
         return _masked(score, problem.mask.load(indexer, {**dims, _KEY: n}))
-
-
-def _clamp(indexer: Indexer, value: Size, limit: Expr) -> Expr:
-    """``value``, which may be negative, limited to [0, limit]."""
-    zero = indexer.constant(0)
-    return indexer.compute(
-        lambda number, most: arith.minsi(arith.maxsi(number, zero), most),
-        value,
-        limit,
-        size=limit + 1,
-    )
 
 
 def _masked(score: Value, mask: Value) -> Value:

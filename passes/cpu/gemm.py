@@ -31,6 +31,7 @@ from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access
 from shapejit.passes.cpu.micro import MicroKernel
 from shapejit.passes.cpu.packing import Block, Panel, pack_panel, pack_rows
+from shapejit.passes.cpu.parallel import MULTIPLY_COST, unit_indices
 from shapejit.passes.cpu.scalars import Type
 from shapejit.symbolic import Expr, delinearize, product
 from shapejit.symbolic.expr import ZERO
@@ -117,6 +118,10 @@ _BLOCK_K = 384
 # second-level cache.
 _BLOCK_M = 96
 _BLOCK_N = 384
+# Panels of the smallest piece of work that threads share.
+_STRIP_PANELS = 2
+# Reading the weights takes as long as so many rows of the product.
+_WEIGHT_ROWS = 2
 
 
 def _even_block(size: Expr, limit: int, multiple: int) -> int:
@@ -240,26 +245,44 @@ class _BlockedGemm:
         self._sums = [kernel.scratch(blocking.m * blocking.c_stride, element) for _ in self._panels]
 
     def emit(self) -> None:
-        space = self._problem.space
-        self._indexer.nest(space[: self._problem.m], self._batch)
+        """The shared units are strips of a block of rows: batch, row block, columns of a strip.
 
-    def _batch(self, indices: list[Expr]) -> None:
-        m, n = self._problem.space[self._problem.m : self._problem.k]
-        blocking = self._blocking
-        fixed: dict[int, Size] = dict(enumerate(indices))
+        Those of one block of rows follow each other, so that a call with many of them packs a block
+        once and runs through its columns as if it had them all.
+        """
+        problem, blocking, indexer = self._problem, self._blocking, self._indexer
+        batch = problem.space[: problem.m]
+        m, n, k = problem.space[problem.m :]
+        blocks = indexer.simplify((m + blocking.m - 1) // blocking.m)
+        strip = blocking.width * _STRIP_PANELS
+        strips = indexer.simplify((n + strip - 1) // strip)
+        rows = product(batch) * blocks
+        multiply = MULTIPLY_COST // blocking.lanes * len(problem.weights)
+        work = product([*batch, m + _WEIGHT_ROWS, n, k]) * multiply
+        first, last = self._kernel.share(rows * strips, work, align=strips)
 
-        def row_block(m0: Expr, _: list[Value]) -> Sequence[Value]:
-            rows = self._indexer.minimum(blocking.m, m - m0)
-
-            def column_block(n0: Expr, _: list[Value]) -> Sequence[Value]:
-                columns = self._indexer.minimum(blocking.n, n - n0)
-                self._block(_Tile(fixed, m0, n0, rows, columns))
-                return ()
-
-            self._indexer.loop(0, n, column_block, step=blocking.n)
+        def row(index: Expr, _: list[Value]) -> Sequence[Value]:
+            *outer, block = unit_indices(indexer, index, [*batch, blocks])
+            skipped = indexer.clamp(first - index * strips, strips)
+            wanted = indexer.clamp(last - index * strips, strips)
+            columns = (skipped * strip, indexer.minimum(wanted * strip, n))
+            self._row_block(outer, block * blocking.m, columns)
             return ()
 
-        self._indexer.loop(0, m, row_block, step=blocking.m)
+        indexer.loop(first // strips, (last + strips - 1) // strips, row)
+
+    def _row_block(self, indices: list[Expr], m0: Expr, columns: tuple[Expr, Expr]) -> None:
+        m = self._problem.space[self._problem.m]
+        blocking = self._blocking
+        fixed: dict[int, Size] = dict(enumerate(indices))
+        rows = self._indexer.minimum(blocking.m, m - m0)
+
+        def column_block(n0: Expr, _: list[Value]) -> Sequence[Value]:
+            width = self._indexer.minimum(blocking.n, columns[1] - n0)
+            self._block(_Tile(fixed, m0, n0, rows, width))
+            return ()
+
+        self._indexer.loop(*columns, column_block, step=blocking.n)
 
     def _block(self, tile: _Tile) -> None:
         """All of k for one block of the result, then its epilogue."""

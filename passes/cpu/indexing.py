@@ -101,6 +101,16 @@ class Indexer:
         bound = next((e for e in (lhs, rhs) if e.constant is not None), lhs)
         return self.compute(arith.minui, lhs, rhs, size=bound + 1)
 
+    def clamp(self, value: Size, limit: Size) -> Expr:
+        """``value``, which may be negative, limited to [0, limit]."""
+        zero = self.constant(0)
+        return self.compute(
+            lambda number, most: arith.minsi(arith.maxsi(number, zero), most),
+            value,
+            limit,
+            size=as_expr(limit) + 1,
+        )
+
     # Values ---------------------------------------------------------------------------------------
 
     def simplify(self, expr: Size) -> Expr:

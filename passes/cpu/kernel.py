@@ -12,11 +12,13 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, func, memref
 
-from shapejit.passes.cpu.indexing import Indexer
+from shapejit.passes.cpu.indexing import Indexer, Size
 from shapejit.passes.cpu.memory import Buffer, buffer_of_pointer, flat_type
 from shapejit.passes.cpu.micro import MicroKernel
+from shapejit.passes.cpu.parallel import CHUNK_COST, Share, emit_shared_entry
 from shapejit.passes.cpu.scalars import Type, byte_width, storage_type
 from shapejit.symbolic import Expr
+from shapejit.symbolic.expr import as_expr
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class KernelFunction:
         inputs, outputs: the tensors behind the pointers.
         symbols: how many symbols the kernel has.
         vector_bytes: width of the vector registers to use.
+        chunk_cost: picoseconds of work that a thread takes at least.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class KernelFunction:
         outputs: Sequence[Tensor],
         symbols: int,
         vector_bytes: int,
+        chunk_cost: int = CHUNK_COST,
     ) -> None:
         self.vector_bytes = vector_bytes
+        self._chunk_cost = chunk_cost
         pointer = ir.Type.parse("!llvm.ptr")
         i64 = ir.IntegerType.get_signless(64)
         tensors = [*inputs, *outputs]
@@ -58,6 +63,8 @@ class KernelFunction:
             + [ir.DictAttr.get({})] * symbols
         )
         self._block = self._function.add_entry_block()
+        self._name = name
+        self._share: Share | None = None
         self._micro_kernels: dict[MicroKernel, str] = {}
         arguments = list(self._block.arguments)
         with ir.InsertionPoint(self._block):
@@ -77,6 +84,36 @@ class KernelFunction:
         with ir.InsertionPoint(self._block):
             yield self.indexer
             func.ReturnOp([])
+        if self._share is not None:
+            with ir.InsertionPoint.at_block_begin(self._function.operation.block):
+                emit_shared_entry(self._name, self._function, self._share, self._chunk_cost)
+
+    def share(self, units: Size, work: Size, align: Size = 1) -> tuple[Expr, Expr]:
+        """Lets threads share the outermost loop, over independent units: the bounds of this call.
+
+        The function becomes the part that computes units [first, last); the kernel's own function
+        calls it for all units at once, or for chunks of them on several threads. At most once a
+        kernel, before its loops. Scratch belongs to a call of the part, hence to one thread.
+
+        Args:
+            units: how many there are, over the kernel's symbols.
+            work: picoseconds that all units take about, over the kernel's symbols.
+            align: chunks at least this large are made multiples of it.
+        """
+        assert self._share is None, "a kernel has one shared loop"
+        self._share = Share(as_expr(units), as_expr(work), as_expr(align))
+        index = ir.IndexType.get()
+        function, block = self._function, self._block
+        first, last = (block.add_argument(index, function.location) for _ in range(2))
+        inputs = [argument.type for argument in block.arguments]
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, []))
+        function.arg_attrs = ir.ArrayAttr.get([*function.arg_attrs, *[ir.DictAttr.get({})] * 2])
+        function.attributes["sym_name"] = ir.StringAttr.get(f"{self._name}_part")
+        function.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        function.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
+        function.attributes["passthrough"] = ir.ArrayAttr.get([ir.StringAttr.get("noinline")])
+        bound = as_expr(units) + 1
+        return self.indexer.variable(first, bound), self.indexer.variable(last, bound)
 
     @property
     def main_rows(self) -> int:
@@ -102,7 +139,7 @@ class KernelFunction:
         """The symbol of a micro-kernel's function, which is emitted on first use."""
         if spec not in self._micro_kernels:
             with ir.InsertionPoint(self._function.operation):
-                self._micro_kernels[spec] = spec.emit(f"{self._function.name.value}_{spec.name}")
+                self._micro_kernels[spec] = spec.emit(f"{self._name}_{spec.name}")
         return self._micro_kernels[spec]
 
 

@@ -19,6 +19,7 @@ from shapejit.passes.cpu.evaluate import Evaluator, Key, Loop, LoopKernel, Place
 from shapejit.passes.cpu.indexing import Indexer, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Buffer
+from shapejit.passes.cpu.parallel import ELEMENT_COST, share_nest
 from shapejit.passes.cpu.reduce import Reduction, emit_reductions
 from shapejit.passes.cpu.rows import emit_rows, shared_rows
 from shapejit.passes.cpu.scalars import byte_width, combine, compute_type
@@ -66,6 +67,7 @@ class _Nests:
     def __init__(self, kernel: KernelFunction, loops: LoopKernel) -> None:
         self._kernel, self._loops, self._indexer = kernel, loops, kernel.indexer
         self._evaluator = Evaluator(loops, kernel.indexer)
+        self._single = len(loops.loops) == 1
         self._outputs: dict[Key, list[Buffer]] = {}
         for key, buffer in loops.outputs:
             self._outputs.setdefault(key, []).append(buffer)
@@ -77,6 +79,7 @@ class _Nests:
             kept = frozenset(dim for index in write.indices for dim in index.dims())
             for place in self._memory(loop, write):
                 groups.setdefault(kept, []).append(_Target(place, write, position))
+        self._single = self._single and len(groups) == 1
         for kept, targets in groups.items():
             with self._evaluator.scope():
                 self._group(loop, sorted(kept), targets)
@@ -122,6 +125,21 @@ class _Nests:
         indices = [index.substitute(dims=dims) for index in target.write.indices]
         target.place.buffer.store(value, self._indexer.value(target.place.offset(indices)))
 
+    def _shared_nest(self, loop: Loop, dims: Sequence[int], inner: int, body: _DimsBody) -> None:
+        """Like `_nest`; threads share all dims but the last ``inner`` ones, if this is the
+        kernel's only nest."""
+        outer = dims[: len(dims) - inner]
+        sizes = [loop.space[dim] for dim in outer]
+        if not self._single or product(sizes).constant == 1:
+            self._nest(loop, dims, body)
+            return
+
+        def unit(indices: list[Expr]) -> None:
+            known = dict(zip(outer, indices, strict=True))
+            self._nest(loop, dims[len(outer) :], lambda more: body({**known, **more}))
+
+        share_nest(self._kernel, sizes, product(loop.space) * ELEMENT_COST, unit)
+
     def _pointwise(self, loop: Loop, targets: list[_Target]) -> None:
         def body(dims: dict[int, Expr]) -> None:
             with self._evaluator.scope():
@@ -134,7 +152,7 @@ class _Nests:
         last = targets[0].write.indices[-1].dim_index if targets[0].write.indices else None
         if last is not None and last != order[-1]:
             order.append(order.pop(last))
-        self._nest(loop, order, body)
+        self._shared_nest(loop, order, 1 if len(order) > 1 else 0, body)
 
     def _row_reduction(
         self, loop: Loop, kept: list[int], reduced: list[int], targets: list[_Target]
@@ -153,7 +171,7 @@ class _Nests:
             for target, total in zip(targets, totals, strict=True):
                 self._store(target, total, dims)
 
-        self._nest(loop, kept, row)
+        self._shared_nest(loop, kept, 0, row)
 
     def _column_reduction(
         self, loop: Loop, kept: list[int], reduced: list[int], targets: list[_Target]
@@ -195,7 +213,7 @@ class _Nests:
 
             indexer.loop(0, loop.space[column], block, step=_COLUMN_BLOCK)
 
-        self._nest(loop, outer, row)
+        self._shared_nest(loop, outer, 0, row)
 
 
 def _reduction(write: Write) -> Reduction:

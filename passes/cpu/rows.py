@@ -31,6 +31,7 @@ from shapejit.passes.cpu.evaluate import (
 from shapejit.passes.cpu.indexing import Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Buffer
+from shapejit.passes.cpu.parallel import ELEMENT_COST, share_nest
 from shapejit.passes.cpu.reduce import Reduction, emit_reductions
 from shapejit.passes.cpu.scalars import byte_width, compute_type
 from shapejit.symbolic import Expr, product
@@ -269,7 +270,7 @@ def emit_rows(kernel: KernelFunction, loops: LoopKernel, rows: int) -> None:
 
 class _Rows:
     def __init__(self, kernel: KernelFunction, loops: LoopKernel, rows: int) -> None:
-        self._loops, self._rows, self._indexer = loops, rows, kernel.indexer
+        self._kernel, self._loops, self._rows, self._indexer = kernel, loops, rows, kernel.indexer
         self._plan = plan = _Plan(loops, rows)
         self._evaluator = Evaluator(loops, kernel.indexer)
         self._outputs: dict[Key, list[Buffer]] = {}
@@ -285,7 +286,10 @@ class _Rows:
 
     def emit(self) -> None:
         space = next(loop.space for loop in self._loops.loops if loop.reduces)
-        self._indexer.nest(space[: self._rows], self._row)
+        # Each pass visits the columns of a row once.
+        visits = [product(stage.columns or ()) for stage in self._plan.stages]
+        work = product(space[: self._rows]) * sum(visits[1:], visits[0]) * ELEMENT_COST
+        share_nest(self._kernel, space[: self._rows], work, self._row)
 
     def _row(self, indices: list[Expr]) -> None:
         with self._evaluator.scope():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from shapejit import logs, report
+from shapejit import logs, report, threads
 from shapejit.arena import ArenaPool
 from shapejit.artefacts import (
     ENTRY_PLAN,
@@ -36,7 +36,6 @@ _LOG = logs.logger("runtime")
 
 # shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 # An empty tensor has no memory, but kernels may read one element of it and discard the value:
@@ -111,9 +110,9 @@ class Program(nn.Module):
         self._weights = Weights(
             artefacts.weights, artefacts.packs, weights, device, free_original=free_original
         )
-        self._library = JitLibrary(artefacts.objects)
+        self._library = JitLibrary(artefacts.objects, threads.symbols())
         self._plan = _PLAN(self._library.lookup(ENTRY_PLAN))
-        self._run = _RUN(self._library.lookup(ENTRY_RUN))
+        self._run = threads.entry_point(self._library.lookup(ENTRY_RUN))
         self._arenas = ArenaPool(device)
         self._tensor_inputs = [index for index, _ in self.signature.tensors]
         self._outputs = _tensor_outputs(artefacts)
@@ -166,7 +165,7 @@ class Program(nn.Module):
         table = self._buffer_table(weights, inputs, outputs)
         arena = self._acquire(plan[0], symbols)
         try:
-            self._run(native_symbols, table, arena.data_ptr())
+            self._run(native_symbols, table, arena.data_ptr(), torch.get_num_threads())
         finally:
             self._arenas.release(arena)
         self._counters.count(tuple(symbols), copies)

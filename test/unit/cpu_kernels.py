@@ -16,6 +16,7 @@ from torch import Tensor
 
 import shapejit.passes.lower_to_cpu  # noqa: F401 - registers the pass
 from shapejit import ir as sir
+from shapejit import threads
 from shapejit.codegen import HostTarget, JitLibrary, compile_object, to_llvm_dialect
 from shapejit.pass_host import run_pipeline
 
@@ -74,14 +75,27 @@ class CpuKernel:
                 (DTYPES[str(value.type.element_type)], sir.shape_of(value))
                 for value in sir.operations(body)[-1].operands
             ]
-            run_pipeline(module, f"shapejit-lower-to-cpu{{vector-bytes={width}}}", stage="test")
+            # The smallest problems are shared too.
+            options = f"{{vector-bytes={width} chunk-cost=1}}"
+            run_pipeline(module, f"shapejit-lower-to-cpu{options}", stage="test")
             [part] = sir.operations(sir.module_block(module))
             to_llvm_dialect(part)
-            self._library = JitLibrary([compile_object(part, target)])
+            self._library = JitLibrary([compile_object(part, target)], threads.symbols())
         self._address = self._library.lookup(name)
 
     def __call__(self, inputs: Sequence[Tensor], *symbols: int) -> list[Tensor]:
-        """Runs the kernel; results are new tensors, filled with garbage before."""
+        """Runs the kernel; results are new tensors, filled with garbage before.
+
+        It runs on one thread and on three, which must give the same bits.
+        """
+        alone, shared = (self._call(inputs, symbols, count) for count in (1, 3))
+        for one, other in zip(alone, shared, strict=True):
+            assert torch.equal(_bits(one), _bits(other))
+        return alone
+
+    def _call(
+        self, inputs: Sequence[Tensor], symbols: Sequence[int], thread_count: int
+    ) -> list[Tensor]:
         outputs = [
             _garbage(dtype, [size.evaluate(symbols) for size in sizes])
             for dtype, sizes in self.results
@@ -91,8 +105,16 @@ class CpuKernel:
         numbers = [ctypes.c_int64(symbol) for symbol in symbols]
         arguments: list[Any] = [*pointers, *numbers]
         types = [type(argument) for argument in arguments]
-        ctypes.CFUNCTYPE(None, *types)(self._address)(*arguments)
+        threads.set_threads(thread_count)
+        try:
+            ctypes.CFUNCTYPE(None, *types)(self._address)(*arguments)
+        finally:
+            threads.set_threads(1)
         return outputs
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).view(torch.uint8)
 
 
 def _garbage(dtype: torch.dtype, sizes: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shapejit import ir as sir
-from shapejit import passes
+from shapejit import passes, threads
 from shapejit.cache.disk import DiskTier
 from shapejit.cache.kernels import Recipe, Unit, host_unit, kernel_unit, name_kernels, take_found
 from shapejit.cache.objects import ObjectCache
@@ -221,7 +221,7 @@ class Built:
             fetched.append(hit or cache.get_or_build(unit.key, self._builder(name, part)))
         self.origins = sorted(each.origin for each in fetched)
         self._leases = [each.lease for each in fetched]
-        self._library = JitLibrary([each.data for each in fetched])
+        self._library = JitLibrary([each.data for each in fetched], threads.symbols())
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
             self._library.lookup("shapejit_run")
         )

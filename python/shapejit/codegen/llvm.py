@@ -40,6 +40,7 @@ LLVM_PIPELINE: tuple[str, ...] = (
     "convert-arith-to-llvm",
     "convert-func-to-llvm",
     "convert-cf-to-llvm",
+    "convert-openmp-to-llvm",
     "reconcile-unrealized-casts",
 )
 """Passes that turn arith, math, memref, vector, scf and func into the LLVM dialect."""

@@ -1,13 +1,28 @@
 // RUN: shapejit-opt %s --split-input-file --shapejit-lower-to-cpu=vector-bytes=32 | FileCheck %s
 
-// A pointwise kernel: pointers in, one flat loop nest.
+// A pointwise kernel: pointers in, one flat loop nest, whose rows threads share when there are
+// several and the work is worth it.
 
 // CHECK-LABEL: module @double attributes {shapejit.target = "cpu"}
 // CHECK: func.func @double(%[[X:.*]]: !llvm.ptr {llvm.noalias, llvm.noundef, llvm.readonly}, %[[Y:.*]]: !llvm.ptr {llvm.noalias, llvm.noundef}, %[[S0:.*]]: i64)
+// CHECK: %[[ROWS:.*]] = arith.index_cast %[[S0]] : i64 to index
+// CHECK: %[[THREADS:.*]] = call @shapejitRtThreads() : () -> i32
+// CHECK: arith.divui %{{.*}}, %c4000000
+// CHECK: scf.if
+// CHECK: omp.parallel {
+// CHECK-NEXT: omp.wsloop nowait schedule(dynamic) {
+// CHECK-NEXT: omp.loop_nest (%[[CHUNK:.*]]) : index =
+// CHECK-NEXT: %[[FIRST:.*]] = arith.muli %[[CHUNK]], %[[SIZE:.*]] : index
+// CHECK-NEXT: %[[END:.*]] = arith.addi %[[FIRST]], %[[SIZE]]
+// CHECK-NEXT: %[[LAST:.*]] = arith.minui %[[END]], %[[ROWS]]
+// CHECK-NEXT: func.call @double_part(%[[X]], %[[Y]], %[[S0]], %[[FIRST]], %[[LAST]])
+// CHECK: } else {
+// CHECK-NEXT: func.call @double_part(%[[X]], %[[Y]], %[[S0]], %c0, %[[ROWS]])
+
+// CHECK: func.func private @double_part(%[[X:.*]]: !llvm.ptr {llvm.noalias, llvm.noundef, llvm.readonly}, %[[Y:.*]]: !llvm.ptr {llvm.noalias, llvm.noundef}, %{{.*}}: i64, %[[FIRST:.*]]: index, %[[LAST:.*]]: index) attributes {llvm.linkage = #llvm.linkage<internal>, passthrough = ["noinline"]}
 // CHECK: %[[XM:.*]] = builtin.unrealized_conversion_cast {{.*}} to memref<?xf32>
 // CHECK: %[[YM:.*]] = builtin.unrealized_conversion_cast {{.*}} to memref<?xf32>
-// CHECK: %[[N:.*]] = arith.index_cast %[[S0]] : i64 to index
-// CHECK: scf.for %[[I:.*]] = %c0 to %[[N]] step %c1 {
+// CHECK: scf.for %[[I:.*]] = %[[FIRST]] to %[[LAST]] step %c1 {
 // The row's offset is computed in the row loop.
 // CHECK-NEXT: %[[ROW:.*]] = arith.muli %[[I]], %c8
 // CHECK-NEXT: scf.for %[[J:.*]] = %c0 to %c8 step %c1 {
@@ -37,7 +52,7 @@ func.func @main(%x: tensor<4x8xf32, #shapejit.shape<[4, 8]>>) -> tensor<4x8xf32,
 
 // A row cluster, softmax: three passes over a row. The exponentials are kept in the result's row.
 
-// CHECK-LABEL: func.func @softmax
+// CHECK-LABEL: func.func private @softmax_part
 // CHECK: scf.for
 // CHECK: %[[MAX:.*]] = scf.for {{.*}} iter_args
 // CHECK: arith.maximumf {{.*}} fastmath<reassoc,nsz>
@@ -84,7 +99,7 @@ shapejit.kernel @softmax symbols 1 (%x: tensor<?x100xf32, #shapejit.shape<[s0, 1
 // CHECK: func.func private @linear_micro_6_16{{.*}} attributes {llvm.linkage = #llvm.linkage<internal>, passthrough = ["noinline"]}
 // CHECK: scf.for {{.*}} iter_args({{.*}}) -> (vector<8xf32>, vector<8xf32>, {{.*}}) {
 // CHECK-COUNT-12: vector.fma
-// CHECK: func.func @linear(
+// CHECK: func.func private @linear_part(
 // CHECK: %[[W:.*]] = builtin.unrealized_conversion_cast
 // CHECK: memref.alloca() {alignment = 64 : i64}
 // CHECK: func.call @linear_micro_6_16{{[^(]*}}(
@@ -104,7 +119,7 @@ shapejit.kernel @linear symbols 1 (%x: tensor<?x64xf32, #shapejit.shape<[s0, 64]
 
 // Attention: scratch of fixed size, scores exponentiated against a running maximum.
 
-// CHECK-LABEL: func.func @attention
+// CHECK-LABEL: func.func private @attention_part(
 // CHECK-NOT: memref.alloc()
 // CHECK-COUNT-7: memref.alloca()
 // CHECK: vector.reduction <maximumf>

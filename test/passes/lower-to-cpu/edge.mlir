@@ -3,7 +3,7 @@
 // Bools are bytes in memory and i1 in bodies.
 
 #id = affine_map<(d0) -> (d0)>
-// CHECK-LABEL: func.func @not
+// CHECK-LABEL: func.func private @not_part(
 // CHECK: %[[B:.*]] = memref.load %{{.*}} : memref<?xi8>
 // CHECK-NEXT: %[[ZERO:.*]] = arith.constant 0 : i8
 // CHECK-NEXT: %[[V:.*]] = arith.cmpi ne, %[[B]], %[[ZERO]] : i8
@@ -25,7 +25,7 @@ shapejit.kernel @not symbols 1 (%x: tensor<?xi1, #shapejit.shape<[s0]>>) {
 // f16 is computed in f32.
 
 #id = affine_map<(d0) -> (d0)>
-// CHECK-LABEL: func.func @half
+// CHECK-LABEL: func.func private @half_part(
 // CHECK: memref.load %{{.*}} : memref<?xf16>
 // CHECK-NEXT: arith.extf %{{.*}} : f16 to f32
 // CHECK: arith.mulf %{{.*}} : f32
@@ -42,9 +42,10 @@ shapejit.kernel @half symbols 1 (%x: tensor<?xf16, #shapejit.shape<[s0]>>) {
 
 // -----
 
-// Dims of size 1 need no loop; a size that may be 0 never divides.
+// Dims of size 1 need no loop, and leave nothing to share; a size that may be 0 never divides.
 
-// CHECK-LABEL: func.func @flatten
+// CHECK-LABEL: func.func @flatten(
+// CHECK-NOT: omp.parallel
 // CHECK: %[[DIVISOR:.*]] = arith.maxui %{{.*}}, %c1
 // CHECK: scf.for
 // CHECK-NOT: scf.for
@@ -63,7 +64,7 @@ shapejit.kernel @flatten symbols 2 (%x: tensor<?x?xf32, #shapejit.shape<[s1, s0]
 
 // A view that was not folded is a copy.
 
-// CHECK-LABEL: func.func @transpose
+// CHECK-LABEL: func.func private @transpose_part(
 // CHECK: %[[V:.*]] = memref.load
 // CHECK-NEXT: arith.addi
 // CHECK-NEXT: memref.store %[[V]]
@@ -76,7 +77,7 @@ shapejit.kernel @transpose symbols 1 (%x: tensor<?x8xf32, #shapejit.shape<[s0, 8
 
 // Operands in no panels are packed on the fly: a transposed rhs by squares in registers.
 
-// CHECK-LABEL: func.func @scores(
+// CHECK-LABEL: func.func private @scores_part(
 // CHECK: vector.shuffle
 // CHECK: call @scores_micro
 shapejit.kernel @scores symbols 2 (%a: tensor<?x64xf32, #shapejit.shape<[s0, 64]>>, %b: tensor<?x64xf32, #shapejit.shape<[s1, 64]>>) {
