@@ -96,6 +96,10 @@ class TargetError(ShapeJitError, RuntimeError):
     """The target asked for cannot be compiled for or run on."""
 
 
+class CudaError(ShapeJitError, RuntimeError):
+    """A GPU, its driver or a launch failed."""
+
+
 class InternalError(ShapeJitError, RuntimeError):
     """A fault of shapejit itself."""
 
@@ -118,6 +122,7 @@ _FAMILIES: dict[str, type[ShapeJitError]] = {
     "CLI": CommandLineError,
     "LOAD": LoadError,
     "TARGET": TargetError,
+    "CUDA": CudaError,
     "INTERNAL": InternalError,
 }
 
@@ -227,6 +232,12 @@ class ErrorId(Enum):
         "Pass smaller inputs or free memory",
     )
 
+    SJ_SHAPE_011 = Entry(
+        "shapes of an operator's operands do not fit together",
+        "{argument!q} of {operator}() has the shape {shape}, but {rule}",
+        "{remedy}",
+    )
+
     # Dtypes and devices.
     SJ_DTYPE_001 = Entry(
         "wrong dtype of an input",
@@ -238,6 +249,11 @@ class ErrorId(Enum):
         "{what} is {dtype}, which the {target} target does not support (supported: {supported})",
         "Convert the model or the input to a supported dtype",
     )
+    SJ_DTYPE_003 = Entry(
+        "a dtype that an operator does not take",
+        "{argument!q} of {operator}() is {dtype}, but {rule}",
+        "{remedy}",
+    )
     SJ_DEVICE_001 = Entry(
         "an input on the wrong device",
         "argument {argument!q} is on {device}, but the program was compiled for {expected}",
@@ -247,6 +263,11 @@ class ErrorId(Enum):
         "weights and inputs on several devices",
         "the model's weights and example inputs are on several devices: {devices}",
         "Move them all to one device; shapejit never moves tensors",
+    )
+    SJ_DEVICE_003 = Entry(
+        "an operand on a device where an operator does not run",
+        "{argument!q} of {operator}() is on {device}, but {rule}",
+        "{remedy}",
     )
 
     # Modes.
@@ -312,6 +333,11 @@ class ErrorId(Enum):
     SJ_ARG_008 = Entry(
         "example arguments missing or superfluous",
         "compile() of {kind} {rule}",
+        "{remedy}",
+    )
+    SJ_ARG_009 = Entry(
+        "an argument that an operator does not take",
+        "{argument!q} of {operator}() is {value}, but {rule}",
         "{remedy}",
     )
 
@@ -554,6 +580,11 @@ class ErrorId(Enum):
         "{path!q} was built for {triple}, and this machine is {host}",
         "Compile and save it on this kind of machine",
     )
+    SJ_LOAD_014 = Entry(
+        "built for a GPU that is not here",
+        "{path!q} was built for NVIDIA GPUs of architecture {arch}: {reason}",
+        "Load it on a machine with such a GPU, or compile the model for the one at hand",
+    )
 
     # Targets.
     SJ_TARGET_001 = Entry(
@@ -575,6 +606,44 @@ class ErrorId(Enum):
         "a CPU that cannot be compiled for",
         "option target_cpu is {cpu!q}, which is not a CPU that shapejit compiles for",
         "Pass one of {known}",
+    )
+    SJ_TARGET_005 = Entry(
+        "no usable assembler for NVIDIA GPUs",
+        "target {target!q} needs NVIDIA's assembler ptxas: {reason}",
+        "pip install 'shapejit[cuda]', or set SHAPEJIT_PTXAS to the path of one",
+    )
+    SJ_TARGET_006 = Entry(
+        "no usable NVIDIA GPU",
+        "target {target!q} needs an NVIDIA GPU of architecture {archs}: {reason}",
+        'Run on a machine with one, or move model and inputs to the CPU and use target="cpu"',
+    )
+    SJ_TARGET_007 = Entry(
+        "operators that have no GPU kernels",
+        "the model has {count} for which target {target!q} has no kernels yet:\n{table}\n",
+        "It compiles products of float16 or bfloat16 matrices (linear, matmul, bmm) with pointwise "
+        'operators after them. Run the rest in PyTorch, or use target="cpu"',
+    )
+
+    # GPUs. The reason names the kernel, the value and the rule.
+    SJ_CUDA_001 = Entry(
+        "no usable CUDA driver",
+        "{reason}",
+        "Install NVIDIA's driver, or set SHAPEJIT_LIBCUDA to the path of its libcuda.so.1",
+    )
+    SJ_CUDA_002 = Entry(
+        "a call of the CUDA driver failed",
+        "{reason}",
+        "Run again with CUDA_LAUNCH_BLOCKING=1 to find the kernel at fault",
+    )
+    SJ_CUDA_003 = Entry(
+        "a kernel whose interface does not fit its code or the device",
+        "{reason}",
+        "This is a fault of shapejit; report it with the model",
+    )
+    SJ_CUDA_004 = Entry(
+        "a launch that breaks a rule",
+        "{reason}",
+        "Pass sizes, strides and addresses that keep the rule",
     )
 
     # Faults of shapejit.

@@ -6,18 +6,13 @@
 #ifndef SHAPEJIT_RT_TEST_KMPC_H
 #define SHAPEJIT_RT_TEST_KMPC_H
 
+#include "Check.h"
+
 #include "shapejit_rt/threads.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#define CHECK(condition) ((condition) ? void() : checkFailed(__FILE__, __LINE__, #condition))
-
-[[noreturn]] inline void checkFailed(const char *file, int line, const char *condition) {
-  std::fprintf(stderr, "%s:%d: failed: %s\n", file, line, condition);
-  std::abort();
-}
 
 namespace kmpc {
 

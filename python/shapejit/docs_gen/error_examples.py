@@ -107,6 +107,15 @@ EXAMPLES: dict[ErrorId, Example] = {
             "reason": "not enough memory",
         }
     ),
+    ErrorId.SJ_SHAPE_011: Example(
+        {
+            "argument": "b",
+            "operator": "gemm",
+            "shape": "[1024, 768]",
+            "rule": 'its dim -2 must be the last size of "a", 768',
+            "remedy": "Pass a tensor [..., 768, n]; for a weight [n, 768] pass weight.mT",
+        }
+    ),
     ErrorId.SJ_DTYPE_001: Example(
         {"argument": "ids", "dtype": "torch.int32", "expected": "torch.int64"}
     ),
@@ -119,8 +128,26 @@ EXAMPLES: dict[ErrorId, Example] = {
         },
         "model.py:12",
     ),
+    ErrorId.SJ_DTYPE_003: Example(
+        {
+            "argument": "b",
+            "operator": "gemm",
+            "dtype": "torch.float16",
+            "rule": '"a" is torch.bfloat16',
+            "remedy": "Convert one of them to the other's",
+        }
+    ),
     ErrorId.SJ_DEVICE_001: Example({"argument": "ids", "device": "cuda:0", "expected": "cpu"}),
     ErrorId.SJ_DEVICE_002: Example({"devices": 'cpu (weight "a.weight"), cuda:0 (argument "x")'}),
+    ErrorId.SJ_DEVICE_003: Example(
+        {
+            "argument": "a",
+            "operator": "gemm",
+            "device": "cpu",
+            "rule": "it runs on NVIDIA GPUs",
+            "remedy": "Move the operands to a CUDA device, or use torch.matmul",
+        }
+    ),
     ErrorId.SJ_GRAD_001: Example({"what": 'argument "x"'}),
     ErrorId.SJ_TRAIN_001: Example({"modules": '"encoder.dropout" (Dropout)'}),
     ErrorId.SJ_TRAIN_002: Example({"op": "aten.dropout"}, "model.py:33"),
@@ -148,6 +175,15 @@ EXAMPLES: dict[ErrorId, Example] = {
             "kind": "a module",
             "rule": "needs an example call",
             "remedy": "Pass args=(...) and, if the model takes keywords, kwargs={...}",
+        }
+    ),
+    ErrorId.SJ_ARG_009: Example(
+        {
+            "argument": "activation",
+            "operator": "gemm",
+            "value": "'swish'",
+            "rule": "it must be one of relu, gelu, gelu_tanh, silu, tanh, sigmoid",
+            "remedy": "Pass one of these, or None and apply the function to the result",
         }
     ),
     ErrorId.SJ_EXPORT_001: Example(
@@ -355,17 +391,60 @@ EXAMPLES: dict[ErrorId, Example] = {
             "host": "x86_64-linux",
         }
     ),
+    ErrorId.SJ_LOAD_014: Example(
+        {
+            "path": "model.sj",
+            "arch": "sm_90a",
+            "reason": "device 0, an NVIDIA A100, has sm_80",
+        }
+    ),
     ErrorId.SJ_TARGET_001: Example(
         {
-            "target": "cuda",
-            "missing": "the NVIDIA back end (kernels, memory and graphs) is not part of it",
-            "remedy": 'Move model and inputs to the CPU and use target="cpu"',
+            "target": "mps",
+            "missing": "there is no back end for that kind of device",
+            "remedy": "Move model and inputs to the CPU",
         }
     ),
     ErrorId.SJ_TARGET_002: Example({"target": "tpu", "targets": '"auto", "cpu" or "cuda"'}),
     ErrorId.SJ_TARGET_003: Example({"target": "cpu", "device": "cuda:0"}),
     ErrorId.SJ_TARGET_004: Example(
         {"cpu": "zen99", "known": '"host", "x86-64", "x86-64-v2", "x86-64-v3" or "x86-64-v4"'}
+    ),
+    ErrorId.SJ_TARGET_005: Example(
+        {"target": "cuda", "reason": "there is no ptxas of version 12.8 or newer"}
+    ),
+    ErrorId.SJ_TARGET_006: Example(
+        {
+            "target": "cuda",
+            "archs": "sm_90a",
+            "reason": "device 0, an NVIDIA A100, has sm_80",
+        }
+    ),
+    ErrorId.SJ_TARGET_007: Example(
+        {
+            "count": "1 operator",
+            "target": "cuda",
+            "table": "  aten.layer_norm model.py:18: a reduction with what it reads",
+        }
+    ),
+    ErrorId.SJ_CUDA_001: Example(
+        {
+            "reason": "the CUDA driver libcuda.so.1 cannot be opened: libcuda.so.1: cannot open "
+            "shared object file: No such file or directory"
+        }
+    ),
+    ErrorId.SJ_CUDA_002: Example(
+        {
+            "reason": "cuLaunchKernelEx failed with CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal "
+            "memory access was encountered (kernel gemm, 96 CTAs in clusters of 1, 384 threads and "
+            "229376 bytes of shared memory each; s0 = 300)"
+        }
+    ),
+    ErrorId.SJ_CUDA_003: Example(
+        {"reason": "kernel gemm: parameter 2 takes 4 bytes in its function, not 8"}
+    ),
+    ErrorId.SJ_CUDA_004: Example(
+        {"reason": "s0 = 4294967296 does not fit its 4 bytes (kernel gemm)"}
     ),
     ErrorId.SJ_INTERNAL_001: Example(
         {

@@ -13,10 +13,10 @@
 #ifndef SHAPEJIT_RT_THREADS_H
 #define SHAPEJIT_RT_THREADS_H
 
+#include "shapejit_rt/api.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-#define SHAPEJIT_RT_API __attribute__((visibility("default")))
 
 #ifdef __cplusplus
 extern "C" {

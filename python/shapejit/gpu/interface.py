@@ -1,0 +1,179 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How a GPU kernel is called: a record that lies beside its machine code.
+
+A lowering pass writes the record, the cache keeps it, and the launch runtime follows it. All sizes
+are given as *values*: integer expressions of the kernel's symbols (``s0``, ``s0 * s1``, ``4096``),
+which the host computes once a call; parameters and the grid refer to them by number. So one native
+launch function serves every kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor of a tiled tensor, 128 bytes, of an operand.
+
+    Dims are listed from the fastest moving one on, as the driver takes them.
+
+    Attributes:
+        operand: number of the kernel's argument or, after them, result.
+        element: ``bf16``, ``f16``, ``f32``, ...
+        dims: value of the size of every dim.
+        strides: value of the stride of every dim but the first, in elements.
+        box: elements of a box in every dim.
+        swizzle: bytes of the swizzle pattern: 0, 32, 64 or 128.
+        promotion: bytes that a miss in the second-level cache fetches: 0, 64, 128 or 256.
+        offset: bytes into the kernel's entry of the parameter block, in block form.
+    """
+
+    operand: int
+    element: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 128
+    promotion: int = 256
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of an operand, 8 bytes."""
+
+    operand: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """A value, as an integer of 4 or 8 bytes.
+
+    Attributes:
+        value: number of the value.
+        bytes: 4 or 8.
+    """
+
+    value: int
+    bytes: int = 4
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The address of scratch memory that is zero before the first launch, 8 bytes.
+
+    The kernel leaves what it used of the first `zeroed` bytes at zero, so that launches in one
+    stream can share it; with programmatic launches it touches it only after its wait.
+
+    Attributes:
+        bytes_per_cta: its size beside the zeroed bytes, for every CTA that the grid may have.
+        zeroed: bytes at its start that must be zero; a multiple of 16, at most 65536.
+    """
+
+    bytes_per_cta: int
+    zeroed: int
+    offset: int = 0
+
+
+Parameter: TypeAlias = TensorMap | Pointer | Size | Workspace
+
+_KINDS: dict[str, type[Parameter]] = {
+    "tensor_map": TensorMap,
+    "pointer": Pointer,
+    "size": Size,
+    "workspace": Workspace,
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many CTAs a launch has.
+
+    ``units = product of ceil(value / tile)`` over `tiles`; a unit is one cluster's tile. At most
+    ``ctas_per_sm * multiprocessors / cluster`` units run when the grid is persistent.
+
+    Attributes:
+        tiles: pairs of a value's number and the length of a tile.
+        ctas_per_sm: of a persistent grid; 0 for a grid of all units.
+    """
+
+    tiles: tuple[tuple[int, int], ...]
+    ctas_per_sm: int
+
+
+@dataclass(frozen=True)
+class KernelInterface:
+    """The call of a kernel.
+
+    Attributes:
+        entry: name of the function in the machine code.
+        threads: of a CTA.
+        shared_bytes: dynamic shared memory of a CTA.
+        cluster: CTAs of a cluster, in x.
+        grid: how many CTAs.
+        values: expressions of the kernel's symbols.
+        parameters: in the order of the function's parameters.
+        block: whether the function takes the address of its entry in a parameter block, in which
+            `parameters` lie at their offsets, instead of the parameters themselves.
+        block_bytes: size of that entry.
+        programmatic: whether it may start before the kernel ahead of it in the stream ends
+            (programmatic dependent launch); it waits where it must.
+    """
+
+    entry: str
+    threads: int
+    shared_bytes: int
+    cluster: int
+    grid: Grid
+    values: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    block: bool = False
+    block_bytes: int = 0
+    programmatic: bool = False
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        record = asdict(self)
+        record["parameters"] = [
+            {"kind": _kind_of(parameter), **asdict(parameter)} for parameter in self.parameters
+        ]
+        return json.dumps(record, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> KernelInterface:
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: the text is no such record.
+        """
+        try:
+            record = json.loads(text)
+            grid = record.pop("grid")
+            parameters = tuple(map(_parameter, record.pop("parameters")))
+            tiles = tuple((int(value), int(tile)) for value, tile in grid["tiles"])
+            return KernelInterface(
+                **{**record, "values": tuple(record["values"])},
+                grid=Grid(tiles, int(grid["ctas_per_sm"])),
+                parameters=parameters,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the record of a kernel's interface: {error}") from error
+
+
+def _kind_of(parameter: Parameter) -> str:
+    return next(kind for kind, made in _KINDS.items() if isinstance(parameter, made))
+
+
+def _parameter(record: dict[str, Any]) -> Parameter:
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+    }
+    kind: type[Any] = _KINDS[fields.pop("kind")]
+    made: Parameter = kind(**fields)
+    return made
