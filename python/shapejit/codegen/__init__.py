@@ -1,6 +1,10 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Host code generation through libLLVM's C API: lower, compile to objects, load."""
+"""Code generation.
+
+Host code through libLLVM's C API (what is exported here): lower, compile to objects, load. Code for
+NVIDIA GPUs through PTX and ``ptxas``: `shapejit.codegen.cubin` and `shapejit.codegen.builder`.
+"""
 
 from __future__ import annotations
 

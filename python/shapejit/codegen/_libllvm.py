@@ -110,6 +110,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 CODEGEN_LEVELS = (0, 1, 2, 3)
 RELOC_PIC = 2
 CODE_MODEL_DEFAULT = 0
+ASSEMBLY_FILE = 0
 OBJECT_FILE = 1
 SEVERITY_ERROR = 0
 SYMBOL_EXPORTED = 1
@@ -179,6 +180,7 @@ def memory_buffer(data: bytes, name: str) -> int:
 
 
 __all__ = [
+    "ASSEMBLY_FILE",
     "CODEGEN_LEVELS",
     "CODE_MODEL_DEFAULT",
     "OBJECT_FILE",

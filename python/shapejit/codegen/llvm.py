@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from mlir.dialects import llvm as llvm_dialect
@@ -81,6 +82,44 @@ def compile_object(module: Any, target: HostTarget, opt_level: int = 2) -> bytes
 
 def compile_llvm_ir(text: str, target: HostTarget, opt_level: int = 2) -> bytes:
     """`compile_object` for a module given as LLVM IR text."""
+    with _optimized(text, target, opt_level) as (module, machine):
+        return _emit(module, machine, _libllvm.OBJECT_FILE)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What an object file is made from, for readers.
+
+    Attributes:
+        optimized: LLVM IR after LLVM's passes.
+        assembly: what the object file holds, for an assembler.
+    """
+
+    optimized: str
+    assembly: str
+
+
+def list_llvm_ir(text: str, target: HostTarget, opt_level: int = 2) -> Listing:
+    """What `compile_llvm_ir` makes an object file from, for equal arguments.
+
+    The module is compiled afresh: emitting code changes it, so that a second file made from the
+    same one would differ.
+
+    Raises:
+        LLVMError: LLVM refused the module; the text says why.
+    """
+    with _optimized(text, target, opt_level) as (module, machine):
+        optimized = take_message(library().LLVMPrintModuleToString(module))
+        assembly = _emit(module, machine, _libllvm.ASSEMBLY_FILE)
+        return Listing(optimized, assembly.decode(errors="replace"))
+
+
+@contextmanager
+def _optimized(text: str, target: HostTarget, opt_level: int) -> Iterator[tuple[int, int]]:
+    """The module of a text after LLVM's passes, and the target machine.
+
+    What LLVM reports as an error until the end of the block is raised there.
+    """
     lib = library()
     with _llvm_context() as (context, errors), _target_machine(target, opt_level) as machine:
         with _parsed(context, text) as module:
@@ -89,10 +128,9 @@ def compile_llvm_ir(text: str, target: HostTarget, opt_level: int = 2) -> bytes:
             lib.LLVMDisposeTargetData(layout)
             lib.LLVMSetTarget(module, target.triple.encode())
             _optimize(module, machine, opt_level)
-            data = _emit(module, machine)
+            yield module, machine
         if errors:
             raise LLVMError("\n".join(errors))
-        return data
 
 
 @contextmanager
@@ -167,11 +205,12 @@ def _optimize(module: int, machine: int, opt_level: int) -> None:
         lib.LLVMDisposePassBuilderOptions(options)
 
 
-def _emit(module: int, machine: int) -> bytes:
+def _emit(module: int, machine: int, kind: int) -> bytes:
+    """The file of a module; `kind` is a member of ``LLVMCodeGenFileType``."""
     lib = library()
     buffer, message = c_void_p(), c_void_p()
     if lib.LLVMTargetMachineEmitToMemoryBuffer(
-        machine, module, _libllvm.OBJECT_FILE, byref(message), byref(buffer)
+        machine, module, kind, byref(message), byref(buffer)
     ):
         raise LLVMError(take_message(message.value))
     try:
@@ -186,7 +225,9 @@ __all__ = [
     "HostTarget",
     "JitLibrary",
     "LLVMError",
+    "Listing",
     "compile_llvm_ir",
     "compile_object",
+    "list_llvm_ir",
     "to_llvm_dialect",
 ]
