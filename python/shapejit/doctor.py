@@ -247,10 +247,13 @@ def _driver() -> Finding:
         found = driver()
         version = ".".join(map(str, found.version))
         devices = found.devices()
-    except (CudaError, ImportError) as error:
-        return Finding("NVIDIA", "driver", "absent", str(error).rstrip("."))
+    except CudaError as error:
+        return Finding("NVIDIA", "driver", "absent", error.fields["reason"], remedy=error.remedy)
+    except ImportError as error:
+        return Finding("NVIDIA", "driver", "absent", str(error))
+    where = found.location or found.path
     names = ", ".join(f"{device.name} ({device.arch})" for device in devices)
-    return Finding("NVIDIA", "driver", "ok", f"CUDA {version}: {names or 'no device'}")
+    return Finding("NVIDIA", "driver", "ok", f"CUDA {version} ({where}): {names or 'no device'}")
 
 
 def _ptxas() -> Finding:

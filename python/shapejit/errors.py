@@ -40,6 +40,11 @@ class ShapeJitError(Exception):
         self.location = location
         super().__init__(error_id.render(fields, location))
 
+    @property
+    def remedy(self) -> str:
+        """The way out alone, without a full stop."""
+        return self.id.remedy(self.fields)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.id, self.fields, self.location)
 
@@ -687,10 +692,14 @@ class ErrorId(Enum):
         """The full text: id, message, way out, and the location in brackets if known."""
         entry: Entry = self.value
         message = _FORMATTER.vformat(entry.message, (), fields)
-        remedy = _FORMATTER.vformat(entry.remedy, (), fields)
         separator = "" if message.endswith("\n") else ". "
-        text = f"{self.code} {message}{separator}{remedy}."
+        text = f"{self.code} {message}{separator}{self.remedy(fields)}."
         return text if location is None else f"{text} ({location})"
+
+    def remedy(self, fields: Mapping[str, Any]) -> str:
+        """The way out, without a full stop."""
+        entry: Entry = self.value
+        return _FORMATTER.vformat(entry.remedy, (), fields)
 
     def error(self, *, location: str | None = None, **fields: Any) -> ShapeJitError:
         """The exception to raise. `fields` fill the templates; all of them are needed."""

@@ -143,19 +143,23 @@ def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(name="NVIDIA H200", arch="sm_90a")
     for devices, value in (([device], "NVIDIA H200 (sm_90a)"), ([], "no device")):
-        found = SimpleNamespace(version=(13, 0), devices=lambda devices=devices: devices)
+        found = SimpleNamespace(
+            version=(13, 0), devices=lambda devices=devices: devices, location=None, path="libcuda"
+        )
         monkeypatch.setattr(driver, "driver", lambda found=found: found)
-        assert doctor._driver() == Finding("NVIDIA", "driver", "ok", f"CUDA 13.0: {value}")
+        assert doctor._driver() == Finding("NVIDIA", "driver", "ok", f"CUDA 13.0 (libcuda): {value}")
 
 
 def test_a_driver_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise NoDriverError("the CUDA driver cannot be opened. Install it.")
+        raise NoDriverError("the CUDA driver cannot be opened")
 
     monkeypatch.setattr(driver, "driver", missing)
     finding = doctor._driver()
     assert (finding.state, finding.is_fine) == ("absent", True)
-    assert finding.value == "the CUDA driver cannot be opened. Install it"
+    assert finding.value == "the CUDA driver cannot be opened"
+    assert finding.remedy is not None
+    assert "SHAPEJIT_LIBCUDA" in finding.remedy
 
 
 def test_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
