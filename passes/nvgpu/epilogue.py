@@ -1,0 +1,170 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The epilogue of a consumer: extras, the scalar body on every sum, the stores.
+
+Sums are taken in chunks that the store can take at once. The extras of a chunk are loaded while the
+chunk before it is stored, the first ones while the last products are in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from shapejit.passes.nvgpu.bodies import emit_body
+from shapejit.passes.nvgpu.builder import Num, Value, index
+from shapejit.passes.nvgpu.extras import Directions, ExtraReader, TileOrigin, TileReader
+from shapejit.passes.nvgpu.function import KernelFunction, Threads
+from shapejit.passes.nvgpu.problem import (
+    GemmProblem,
+    Matrix,
+    is_half,
+    lhs_matrix,
+    result_matrix,
+    weight_matrix,
+)
+from shapejit.passes.nvgpu.stores import Chunk, Store
+from shapejit.symbolic import Expr
+from shapejit.symbolic.expr import ONE
+
+# Of a thread. Beside more sums there are no registers for extras that are not needed yet.
+_SUMS_WITH_PREFETCH = 128
+
+
+def directions_of(problem: GemmProblem, *, swapped: bool, mapped: bool = True) -> Directions:
+    """Which dims of a result the rows and columns of tiles are.
+
+    Args:
+        swapped: whether rows of a tile are columns of the result.
+        mapped: whether operands are read through tensor maps, whose strides the kernel's caller
+            checks.
+    """
+    rows, columns = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+    matrices: list[Matrix | None] = []
+    if mapped:
+        matrices = [lhs_matrix(problem), result_matrix(problem)]
+        matrices += [weight_matrix(problem, number) for number in range(len(problem.weights))]
+    aligned = {
+        stride
+        for matrix in matrices
+        if matrix is not None
+        for stride in matrix.strides
+        if stride != ONE and stride.constant is None
+    }
+    return Directions(
+        rows, columns, problem.space[rows], problem.space[columns], frozenset(aligned)
+    )
+
+
+class Epilogue:
+    """The epilogue of a problem.
+
+    Args:
+        function: the kernel.
+        problem: whose epilogue it is.
+        directions: of the tiles.
+        threads: where the thread is.
+        store: takes the results.
+    """
+
+    def __init__(
+        self,
+        function: KernelFunction,
+        problem: GemmProblem,
+        directions: Directions,
+        threads: Threads,
+        store: Store,
+    ) -> None:
+        self._function, self._problem = function, problem
+        self._directions, self._threads, self.store = directions, threads, store
+        self._readers = [ExtraReader(function, extra, directions) for extra in problem.extras]
+
+    def tile(self, origin: TileOrigin, blocks: int, columns: int) -> TileEpilogue:
+        """The epilogue of one tile of a consumer: ``blocks`` times 64 rows by ``columns``."""
+        reader = TileReader(self._function, self._readers, self._directions, self._threads, origin)
+        groups, step = columns // 8, self.store.groups
+        places = itertools.product(range(blocks), range(0, groups, step))
+        chunks = [
+            Chunk(number, block, range(first, min(first + step, groups)))
+            for number, (block, first) in enumerate(places)
+        ]
+        sums = len(self._problem.weights) * blocks * columns // 2
+        return TileEpilogue(self, reader, origin, chunks, ahead=sums <= _SUMS_WITH_PREFETCH)
+
+    def extras_at(self, dims: Mapping[int, Num]) -> list[Value]:
+        """The extras of the element at indices of the result's dims."""
+        return [reader.anywhere(dims) for reader in self._readers]
+
+    def element(self, sums: Sequence[Value], extras: Sequence[Value]) -> Value:
+        """The result of one element, in its compute type."""
+        if self._problem.epilogue is None:
+            return sums[0]
+
+        def size(expr: Expr) -> Value:
+            return index(self._function.size(expr))
+
+        short = is_half(self._problem.result.element)
+        return emit_body(self._problem.epilogue, [*sums, *extras], size, short=short)
+
+    def compute(
+        self,
+        reader: TileReader,
+        chunk: Chunk,
+        sums: Sequence[Sequence[Value]],
+    ) -> list[Value]:
+        """Computes one chunk.
+
+        Args:
+            sums: of every product, the registers of the chunk's 64-row block.
+
+        Returns:
+            The results, as `Store.store` takes them.
+        """
+        return [
+            self.element(
+                [registers[4 * group + 2 * half + side] for registers in sums],
+                reader.values(chunk.block, group, half, side),
+            )
+            for group in chunk.groups
+            for half in range(2)
+            for side in range(2)
+        ]
+
+
+class TileEpilogue:
+    """The epilogue of one tile, see `Epilogue.tile`."""
+
+    def __init__(
+        self,
+        epilogue: Epilogue,
+        reader: TileReader,
+        origin: TileOrigin,
+        chunks: Sequence[Chunk],
+        *,
+        ahead: bool,
+    ) -> None:
+        self._epilogue, self._reader, self._ahead = epilogue, reader, ahead
+        self._origin, self._chunks = origin, chunks
+
+    def prefetch(self) -> None:
+        """Starts the loads of the first chunk's extras."""
+        self._start(0)
+
+    def _start(self, number: int) -> None:
+        if self._ahead:
+            chunk = self._chunks[number]
+            self._reader.prefetch(chunk.block, chunk.groups)
+
+    def emit(self, sums: Sequence[Sequence[Sequence[Value]]]) -> None:
+        """Computes and stores the tile.
+
+        Args:
+            sums: registers by product and 64-row block.
+        """
+        for chunk in self._chunks:
+            of_block = [product[chunk.block] for product in sums]
+            results = self._epilogue.compute(self._reader, chunk, of_block)
+            # After the sums of this chunk have given their registers up.
+            if chunk.number + 1 < len(self._chunks):
+                self._start(chunk.number + 1)
+            self._epilogue.store.store(self._origin, chunk, results)

@@ -1,0 +1,107 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a `shapejit.kernel` and a schedule to a `gpu.module`, whatever the family."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from mlir import ir
+
+from shapejit import ir as sir
+from shapejit.gpu.interface import KernelInterface
+from shapejit.passes.nvgpu.problem import gemm_problem
+from shapejit.passes.nvgpu.request import GemmRequest
+from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.passes.nvgpu.target import Architecture
+
+INTERFACE = "shapejit.interface"
+"""Attribute of a gpu module: the JSON text of its kernel's `KernelInterface`."""
+
+# The module that has each family's `emit(request)`.
+_EMITTERS = {
+    "persistent": "persistent",
+    "swapped": "persistent",
+    "small_m": "small_m",
+    "unaligned": "unaligned",
+}
+
+_BUCKET_VARIANT = re.compile(r'\], "([^"]*)"')
+
+
+def is_gemm(kernel: Any) -> bool:
+    """Whether a ``shapejit.kernel`` is one that this lowering serves."""
+    return any(op.name == "shapejit.gemm" for op in sir.operations(sir.body(kernel)))
+
+
+def dispatched(module: Any) -> dict[str, list[GemmSchedule]]:
+    """The distinct schedules that the ``shapejit.dispatch`` ops of a module name, by gemm kernel.
+
+    Raises:
+        ValueError: a variant of a gemm kernel names no schedule.
+    """
+    kernels = sir.kernels(module)
+    found: dict[str, list[GemmSchedule]] = {}
+    for op in sir.operations(sir.module_block(module)):
+        if op.name == "shapejit.dispatch":
+            kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+            if not is_gemm(kernels[kernel]):
+                continue
+            names = dict.fromkeys(map(_variant, ir.ArrayAttr(op.attributes["buckets"])))
+            found[kernel] = [GemmSchedule.parse(name) for name in names]
+    return found
+
+
+def _variant(bucket: Any) -> str:
+    """The variant that a ``#shapejit.bucket<[lower], [upper], "variant", "reason">`` names."""
+    match = _BUCKET_VARIANT.search(str(bucket))
+    assert match is not None, bucket
+    return match[1]
+
+
+def variant_name(kernel: Any, schedule: GemmSchedule) -> str:
+    """The name of a variant's module and function."""
+    return f"{ir.StringAttr(kernel.attributes['sym_name']).value}__{schedule}"
+
+
+def lower_variant(
+    kernel: Any,
+    schedule: GemmSchedule,
+    architecture: Architecture,
+    *,
+    block: bool = False,
+    programmatic: bool = False,
+    constant_weights: bool = False,
+) -> KernelInterface:
+    """Emits one variant of a kernel as a gpu module after the kernel.
+
+    Args:
+        kernel: ``shapejit.kernel`` with one gemm.
+        schedule: how it computes.
+        architecture: what it runs on.
+        block: whether its parameters lie in a parameter block.
+        programmatic: whether it may start before the kernel ahead of it ends.
+        constant_weights: whether a programmatic kernel may load weights before that.
+
+    Raises:
+        LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
+    """
+    request = GemmRequest(
+        variant_name(kernel, schedule),
+        gemm_problem(kernel),
+        schedule,
+        architecture,
+        block=block,
+        programmatic=programmatic,
+        constant_weights=constant_weights,
+    )
+    emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
+    scratch = ir.Module.create(kernel.location)
+    with ir.InsertionPoint(scratch.body), kernel.location:
+        interface: KernelInterface = emitter.emit(request)
+    [module] = (op.operation for op in scratch.body.operations)
+    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
+    module.move_after(kernel)
+    return interface

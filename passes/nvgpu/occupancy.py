@@ -1,0 +1,20 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How many CTAs share a multiprocessor: part of a kernel's code, since it bounds its registers."""
+
+from __future__ import annotations
+
+from shapejit.passes.nvgpu.target import STATIC_SHARED_BYTES, Architecture
+
+# A multiprocessor has so much more shared memory than one CTA can have; the system takes it.
+_SYSTEM_BYTES = 1024
+
+
+def ctas_that_fit(architecture: Architecture, dynamic_bytes: int) -> int:
+    """CTAs whose shared memory fits on a multiprocessor, at least 1.
+
+    Args:
+        dynamic_bytes: dynamic shared memory of each; all of the static is added.
+    """
+    each = dynamic_bytes + STATIC_SHARED_BYTES + _SYSTEM_BYTES
+    return max((architecture.shared_bytes + _SYSTEM_BYTES) // each, 1)

@@ -1,0 +1,160 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of gemm kernels: how a product is cut into tiles and who computes them.
+
+A schedule says nothing about sizes: the kernel made from it takes any M, N and K. Which schedule
+serves which sizes is what `shapejit-choose-buckets` decides; its decision names schedules by their
+text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
+
+    persistent_128x256x64_s4_w2           persistent grid; the rows of a tile are rows of the result
+    persistent_128x256x64_s4_w2_stream    the same; tiles of the last wave are shared along K
+    persistent_128x128x64_s6_w2_turns     each of two consumers has a tile of its own
+    swapped_256x112x64_s4_w2_stream       the rows of a tile are columns of the result
+    small_m_128x64x64_s7_w2_k2            one tile a cluster of 2, which share K
+    small_m_64x64x64_s12_w1_r2            one tile a CTA; pairs of CTAs share rows by multicast
+    unaligned_128x128x64_s3_w2              no tensor maps: any strides and base addresses
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FAMILIES = ("persistent", "swapped", "small_m", "unaligned")
+
+_NAME = re.compile(
+    r"(?P<family>[a-z_]+)_(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)_s(?P<stages>\d+)"
+    r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
+    r"(?:_k(?P<split>\d+))?(?P<stream>_stream)?(?P<turns>_turns)?"
+)
+
+
+@dataclass(frozen=True, order=True)
+class GemmSchedule:
+    """How one gemm kernel works.
+
+    Attributes:
+        family: one of `FAMILIES`.
+        rows: rows of a tile along the m side of wgmma, a multiple of 64. They are rows of the
+            result for ``persistent`` and ``unaligned``, columns of it for the others.
+        columns: columns of a tile along the n side of wgmma, a multiple of 8.
+        depth: elements of K in a stage of the ring.
+        stages: stages of the ring.
+        consumers: warpgroups that multiply; each has ``rows / consumers`` rows of the tile.
+        columns_shared: CTAs of a cluster that multicast the columns operand to each other and have
+            neighbouring tiles along the rows.
+        rows_shared: the same with rows and columns exchanged.
+        split: CTAs of a cluster that share K, for ``small_m``.
+        stream: the tiles of the last, partly filled wave are shared by all CTAs along K.
+        turns: the two consumers have tiles of their own, and multiply in turn: the epilogue of one
+            runs beside the products of the other. Each has all rows of its tile.
+    """
+
+    family: str
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    consumers: int
+    columns_shared: int = 1
+    rows_shared: int = 1
+    split: int = 1
+    stream: bool = False
+    turns: bool = False
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.columns_shared * self.rows_shared * self.split
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the rows of a tile are columns of the result."""
+        return self.family in ("swapped", "small_m")
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of the result that a CTA's tile covers."""
+        return self.columns if self.swapped else self.rows
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of the result that a CTA's tile covers."""
+        return self.rows if self.swapped else self.columns
+
+    def __str__(self) -> str:
+        text = f"{self.family}_{self.rows}x{self.columns}x{self.depth}"
+        text += f"_s{self.stages}_w{self.consumers}"
+        for letter, value in (
+            ("c", self.columns_shared),
+            ("r", self.rows_shared),
+            ("k", self.split),
+        ):
+            text += f"_{letter}{value}" if value != 1 else ""
+        return text + ("_stream" if self.stream else "") + ("_turns" if self.turns else "")
+
+    @staticmethod
+    def parse(text: str) -> GemmSchedule:
+        """The schedule that a text names.
+
+        Raises:
+            ValueError: it names none.
+        """
+        match = _NAME.fullmatch(text)
+        if match is None or match["family"] not in FAMILIES:
+            raise ValueError(
+                f"{text!r} names no gemm schedule; one is {FAMILIES[0]}_128x256x64_s4_w2, the "
+                f"families are {', '.join(FAMILIES)}"
+            )
+
+        def number(name: str) -> int:
+            return int(match[name] or 1)
+
+        return GemmSchedule(
+            family=match["family"],
+            rows=number("rows"),
+            columns=number("columns"),
+            depth=number("depth"),
+            stages=number("stages"),
+            consumers=number("consumers"),
+            columns_shared=number("columns_shared"),
+            rows_shared=number("rows_shared"),
+            split=number("split"),
+            stream=match["stream"] is not None,
+            turns=match["turns"] is not None,
+        )
+
+
+def _all(*names: str) -> tuple[GemmSchedule, ...]:
+    return tuple(map(GemmSchedule.parse, names))
+
+
+#: What `shapejit-choose-buckets` chooses from when operands suit tensor maps.
+CANDIDATES = _all(
+    "persistent_128x256x64_s4_w2_stream",
+    "swapped_128x128x64_s6_w2_stream",
+    "swapped_256x112x64_s4_w2_stream",
+    "swapped_256x128x64_s4_w2_stream",
+    "swapped_256x152x64_s4_w2_stream",
+    "swapped_256x176x64_s3_w2_stream",
+    "small_m_64x16x64_s9_w1",
+    "small_m_64x16x64_s9_w1_k2",
+    "small_m_64x16x64_s9_w1_k4",
+    "small_m_64x32x64_s7_w1",
+    "small_m_64x32x64_s7_w1_k2",
+    "small_m_64x32x64_s7_w1_k4",
+    "small_m_64x32x64_s16_w1_r2",
+    "small_m_64x40x64_s15_w1_r2",
+    "small_m_64x64x64_s12_w1_r2",
+    "small_m_64x168x64_s7_w1_r2",
+    "small_m_128x64x64_s7_w2",
+    "small_m_128x64x64_s7_w2_k2",
+    "small_m_128x80x64_s6_w2",
+    "small_m_128x80x64_s6_w2_k2",
+)
+
+#: The only one when some stride or base address is no multiple of 16 bytes.
+UNALIGNED = GemmSchedule.parse("unaligned_128x128x64_s3_w2")
+
+#: A kernel that serves all sizes until a better one is built.
+GENERIC = GemmSchedule.parse("swapped_128x128x64_s6_w2_stream")

@@ -1,0 +1,115 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tensor maps: what TMA loads and stores tiles through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlir import ir
+from mlir.dialects import nvgpu, nvvm
+
+from shapejit.gpu.interface import TensorMap
+from shapejit.passes.nvgpu.builder import Num, Type, Value, cast, constant, index, value
+from shapejit.passes.nvgpu.function import KernelFunction
+from shapejit.passes.nvgpu.ring import Ring, Slot
+from shapejit.passes.nvgpu.shared import SharedMemory
+
+_MAP_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor map with the box that one TMA moves.
+
+    Attributes:
+        map: ``!nvgpu.tensormap.descriptor``.
+        pointer: its address, generic.
+        box: elements in every dim, the fastest moving one first.
+        element: of the tensor.
+        resident: whether the map is in device memory that may change between launches.
+        smaller: the same tensor in smaller boxes, if there are.
+    """
+
+    map: Value
+    pointer: Value
+    box: tuple[int, ...]
+    element: Type
+    resident: bool
+    smaller: Descriptor | None = None
+
+    @staticmethod
+    def make(
+        function: KernelFunction,
+        record: TensorMap,
+        element: Type,
+        smaller: tuple[int, ...] | None = None,
+    ) -> Descriptor:
+        """Asks a kernel's caller for a tensor map, and for a second one with smaller boxes."""
+        sizes = "x".join(map(str, reversed(record.box)))
+        type_ = ir.Type.parse(
+            f"!nvgpu.tensormap.descriptor<tensor = memref<{sizes}x{element}, 3>, "
+            f"swizzle = swizzle_{record.swizzle}b, l2promo = l2promo_{record.promotion}b, "
+            "oob = zero, interleave = none>"
+        )
+        address = function.tensor_map(record)
+        second = None
+        if smaller is not None:
+            second = Descriptor.make(function, replace(record, box=smaller), element)
+        return Descriptor(
+            cast(address, type_), address, record.box, element, function.block, second
+        )
+
+    def prefetch(self) -> None:
+        """Starts to fetch a grid constant; a resident map must be acquired before."""
+        if not self.resident:
+            nvgpu.tma_prefetch_descriptor(self.map)
+        if self.smaller is not None:
+            self.smaller.prefetch()
+
+    def acquire(self) -> None:
+        """Makes this thread's TMAs see a resident map as it is now.
+
+        Every thread that issues one calls it, once a launch, before the first. Without it a map
+        that another kernel or a copy rewrote is read from a stale cache: nearly every result is
+        then wrong. A grid constant is never rewritten.
+        """
+        if self.resident:
+            scope = ir.Attribute.parse("#nvvm.mem_scope<sys>")
+            nvvm.fence_proxy_acquire(scope, self.pointer, constant(_MAP_BYTES))
+        if self.smaller is not None:
+            self.smaller.acquire()
+
+    def load(
+        self,
+        memory: SharedMemory,
+        offset: Num,
+        ring: Ring,
+        slot: Slot,
+        coordinates: Sequence[Num],
+        multicast: Num | None = None,
+    ) -> None:
+        """Starts the load of a box to an offset; it arrives on the slot's full barrier.
+
+        Args:
+            coordinates: of the box's first element, fastest moving dim first. What lies outside of
+                the tensor is read as 0.
+            multicast: mask of the cluster's CTAs that get the box, at the same offset, i16.
+        """
+        nvgpu.TmaAsyncLoadOp(
+            memory.view(offset, self.box[::-1], self.element),
+            ring.full,
+            self.map,
+            [index(coordinate) for coordinate in coordinates],
+            index(slot.stage),
+            multicastMask=multicast,
+        )
+
+    def store(self, memory: SharedMemory, offset: Num, coordinates: Sequence[Num]) -> None:
+        """Starts the store of a box from an offset; what lies outside of the tensor is dropped."""
+        nvgpu.TmaAsyncStoreOp(
+            memory.view(offset, self.box[::-1], self.element),
+            self.map,
+            [index(value(coordinate)) for coordinate in coordinates],
+        )

@@ -1,0 +1,259 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Warpgroup matrix multiplication: operand tiles in shared memory, descriptors, fragments.
+
+``wgmma.m64nNk16`` multiplies 64 rows by N columns over 16 elements of K, both operands in shared
+memory, sums in the registers of 128 threads. Shared memory holds an operand tile as TMA writes it:
+
+- *K-major* (elements along K are neighbours): one line of ``depth`` elements for every row, lines
+  one after the other, swizzled with the line's length (128 bytes, or 64 at half the depth);
+- *MN-major* (elements along the rows or columns are neighbours): panels of 64 rows; in a panel one
+  line of 128 bytes for every element of K.
+
+The sides are called *rows* (64 at a time, wgmma's M) and *columns* (its N): which of them are rows
+of the result is the schedule's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import llvm, nvvm
+
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    Type,
+    Value,
+    add,
+    and_,
+    f32,
+    mul,
+    or_,
+    shr,
+    struct_of,
+    udiv,
+)
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.ptx import half_name, join_words
+
+#: Rows of one wgmma, and of a panel.
+ROWS = 64
+#: Elements of K that one wgmma multiplies.
+DEPTH = 16
+#: Bytes of an element: bf16 or f16.
+ELEMENT_BYTES = 2
+
+_LINE_BYTES = 128
+_LINES = 8  # of a swizzle pattern
+# Shared addresses of a cluster carry the rank in the bits above; a descriptor holds these.
+_ADDRESS_MASK = 0x3FFFF
+_SWIZZLE_MODES = {128: 1, 64: 2}
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """One operand's tile in a stage of the ring.
+
+    Attributes:
+        extent: rows or columns of the tile.
+        depth: elements of K: 32 or 64.
+        k_major: which elements are neighbours.
+    """
+
+    extent: int
+    depth: int
+    k_major: bool
+
+    def __post_init__(self) -> None:
+        if self.depth not in (32, 64):
+            raise LoweringError(f"has a depth of {self.depth}; tiles are 32 or 64 deep")
+
+    @property
+    def panels(self) -> int:
+        """Panels of 64 rows or columns, the last one maybe not used in full."""
+        return -(-self.extent // ROWS)
+
+    @property
+    def panel_bytes(self) -> int:
+        """From the start of 64 rows or columns to the next, in either layout."""
+        return ROWS * self.depth * ELEMENT_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tile."""
+        if self.k_major:
+            return self.extent * self.depth * ELEMENT_BYTES
+        return self.panels * self.panel_bytes
+
+    @property
+    def swizzle(self) -> int:
+        """Bytes of a line, and of the swizzle pattern."""
+        return self.depth * ELEMENT_BYTES if self.k_major else _LINE_BYTES
+
+    @property
+    def step(self) -> int:
+        """Bytes from 16 elements of K to the next 16."""
+        return DEPTH * (ELEMENT_BYTES if self.k_major else _LINE_BYTES)
+
+    @property
+    def high_word(self) -> int:
+        """Upper half of a descriptor: from one swizzle pattern to the next, and its mode."""
+        return (_LINES * self.swizzle) >> 4 | _SWIZZLE_MODES[self.swizzle] << 30
+
+    @property
+    def _leading(self) -> int:
+        """Bits 16 to 29 of a descriptor: from panel to panel, for MN-major tiles only."""
+        return 1 if self.k_major else self.panel_bytes >> 4
+
+    def low_word(self, address: Value) -> Value:
+        """Lower half of the descriptor of what starts at a shared address, i32.
+
+        Offsets, in units of 16 bytes, may be added to it: addresses fit into its 14 bits.
+        """
+        start = shr(and_(address, _ADDRESS_MASK), 4)
+        return or_(start, self._leading << 16)
+
+    def descriptor(self, low_word: Value, k: int = 0) -> Value:
+        """The descriptor, i64, at the ``k``-th 16 elements of K."""
+        return join_words(add(low_word, k * self.step >> 4), signed(self.high_word))
+
+
+def signed(word: int) -> int:
+    """The i32 with these 32 bits."""
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def stage_step(bytes_: int, stage: Value) -> Num:
+    """What a stage's number adds to a descriptor's lower half."""
+    return mul(stage, bytes_ >> 4)
+
+
+# Fragments ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Where a thread's sums are in a 64 x N block.
+
+    Register ``4 * j + 2 * i + c`` holds row ``row + 8 * i`` and column ``8 * j + column + c``.
+
+    Attributes:
+        row: ``16 * (warp mod 4) + lane / 4``, i32.
+        column: ``2 * (lane mod 4)``, i32.
+    """
+
+    row: Value
+    column: Value
+
+    @staticmethod
+    def of(warp: Value, lane: Value) -> Fragment:
+        """The fragment of a thread."""
+        row = add(mul(and_(warp, 3), 16), udiv(lane, 4))
+        return Fragment(row, mul(and_(lane, 3), 2))
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """Emits wgmmas of one shape.
+
+    Attributes:
+        columns: N, a multiple of 8 from 8 to 256.
+        rows_layout, columns_layout: of the operands' tiles.
+        element: bf16 or f16.
+    """
+
+    columns: int
+    rows_layout: TileLayout
+    columns_layout: TileLayout
+    element: Type
+
+    def __post_init__(self) -> None:
+        if self.columns % 8 or not 8 <= self.columns <= 256:
+            raise LoweringError(
+                f"has {self.columns} columns in a tile; wgmma takes multiples of 8 up to 256"
+            )
+
+    @property
+    def registers(self) -> int:
+        """Sums that a thread holds of 64 rows."""
+        return self.columns // 2
+
+    @property
+    def type(self) -> Type:
+        """Of the sums of 64 rows: a struct of f32."""
+        return struct_of(f32(), self.registers)
+
+    def undefined(self) -> Value:
+        """Sums that the first multiplication of a tile overwrites."""
+        return llvm.mlir_undef(self.type)
+
+    def sums(self, accumulator: Value) -> list[Value]:
+        """The registers of an accumulator."""
+        return [llvm.extractvalue(f32(), accumulator, [i]) for i in range(self.registers)]
+
+    def multiply(
+        self, accumulator: Value, rows: Value, columns: Value, k: int, *, fresh: bool
+    ) -> Value:
+        """Starts the product of 16 elements of K.
+
+        Args:
+            accumulator: the sums so far.
+            rows, columns: lower halves of the stage's descriptors.
+            k: which 16 elements of the stage.
+            fresh: whether the sums start at 0, whatever the accumulator holds.
+        """
+
+        def attribute(text: str) -> ir.Attribute:
+            return ir.Attribute.parse(f"#nvvm.{text}")
+
+        kind = attribute(f"wgmma_type<{half_name(self.element)}>")
+        # PTX's imm-trans-a is 1 for a column-major A, imm-trans-b for a row-major B.
+        layouts = (
+            "row" if self.rows_layout.k_major else "col",
+            "col" if self.columns_layout.k_major else "row",
+        )
+        return nvvm.WgmmaMmaAsyncOp(
+            self.type,
+            accumulator,
+            self.rows_layout.descriptor(rows, k),
+            self.columns_layout.descriptor(columns, k),
+            attribute(f"shape<m = {ROWS}, n = {self.columns}, k = {DEPTH}>"),
+            kind,
+            kind,
+            attribute("wgmma_type<f32>"),
+            attribute(f"wgmma_scale_out<{'zero' if fresh else 'one'}>"),
+            attribute("wgmma_scale_in<one>"),
+            attribute("wgmma_scale_in<one>"),
+            *(attribute(f"mma_layout<{layout}>") for layout in layouts),
+        ).results[0]
+
+
+def multiply_stage(
+    products: Sequence[tuple[Multiplier, Value, Value]],
+    accumulators: Sequence[Value],
+    *,
+    fresh: bool,
+) -> list[Value]:
+    """Starts all products of a stage, and closes them as one group.
+
+    Args:
+        products: of every accumulator: the shape and the lower halves of the descriptors.
+        accumulators: the sums so far.
+        fresh: whether the sums start at 0.
+    """
+    sums = list(accumulators)
+    nvvm.wgmma_fence_aligned()
+    for k in range(products[0][0].rows_layout.depth // DEPTH):
+        sums = [
+            multiplier.multiply(total, rows, columns, k, fresh=fresh and k == 0)
+            for (multiplier, rows, columns), total in zip(products, sums, strict=True)
+        ]
+    nvvm.wgmma_commit_group_sync_aligned()
+    return sums
+
+
+def await_groups(pending: int) -> None:
+    """Waits until at most so many groups of products are in flight."""
+    nvvm.wgmma_wait_group_sync_aligned(pending)

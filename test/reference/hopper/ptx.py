@@ -1,0 +1,311 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Inline assembly of the simulated GPU: the few PTX instructions that emitters write themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference.hopper.machine import Steps, Wait, Warp
+from reference.hopper.scalars import round_bf16, signed
+
+_TYPES: dict[str, Any] = {
+    "b8": np.uint8,
+    "u8": np.uint8,
+    "b16": np.uint16,
+    "u16": np.uint16,
+    "s32": np.uint32,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "f32": np.float32,
+}
+_CONSTRAINTS: dict[str, Any] = {
+    "h": np.uint16,
+    "r": np.uint32,
+    "l": np.uint64,
+    "f": np.float32,
+    "b": np.bool_,
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction: guard, dotted parts of the name, operands (a list for a vector)."""
+
+    guard: str | None
+    negated: bool
+    parts: tuple[str, ...]
+    operands: tuple[Any, ...]
+
+
+def parse(text: str) -> list[Instruction]:
+    """The instructions of a text; a loop that awaits a flag becomes one, ``await``."""
+    spin = re.search(r"(\w+): *(ld\.acquire\S+) \w+, \[([^\]]+)\];.*bra \1;", text)
+    if spin:
+        return [Instruction(None, False, ("await",), (f"[{spin[3]}]",))]
+    program = []
+    body = text.strip()
+    if body.startswith("{"):
+        body = body[1:].rsplit("}", 1)[0]
+    for statement in body.split(";"):
+        statement = statement.strip()
+        if not statement or statement.startswith(".reg"):
+            continue
+        match = re.fullmatch(r"(?:@(!?)([\w$%]+)\s+)?([\w.:]+)\s*(.*)", statement, re.S)
+        assert match is not None, statement
+        operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", match[4])
+        made: list[Any] = []
+        for operand in operands:
+            if operand.startswith("{"):
+                made.append([part.strip() for part in operand[1:-1].split(",")])
+            else:
+                made.append(operand)
+        parts = tuple(match[3].replace("::", "_").split("."))
+        program.append(Instruction(match[2], match[1] == "!", parts, tuple(made)))
+    return program
+
+
+class _State:
+    """Registers of one execution of a text."""
+
+    def __init__(self, warp: Warp, outputs: int, operands: Sequence[Any], kinds: list[str]) -> None:
+        self.warp = warp
+        self.values: dict[str, Any] = {}
+        plain = [kind for kind in kinds if not kind.startswith(("=", "~"))]
+        ties = {number: int(kind) for number, kind in enumerate(plain) if kind.isdigit()}
+        for number, value in enumerate(operands):
+            self.values[f"${number + outputs}"] = value
+            if number in ties:
+                self.values[f"${ties[number]}"] = value
+
+    def get(self, name: str, kind: Any = None) -> Any:
+        if name in self.values:
+            value = self.values[name]
+        elif name.startswith("0f"):
+            value = np.array([int(name[2:], 16)], np.uint32).view(np.float32)[0]
+        else:
+            value = int(name, 0) & 0xFFFF_FFFF_FFFF_FFFF
+            return np.uint64(value).astype(kind or np.uint64)
+        if kind is None:
+            return value
+        value = np.broadcast_to(value, 32)
+        if value.dtype == kind:
+            return value
+        if value.dtype.itemsize == np.dtype(kind).itemsize:
+            return np.ascontiguousarray(value).view(kind)
+        return value.astype(kind)
+
+    def address(self, text: str) -> Any:
+        base, _, offset = text[1:-1].partition("+")
+        value = self.get(base.strip())
+        if offset:
+            value = value + value.dtype.type(int(offset, 0))
+        return np.asarray(value).astype(np.uint64)
+
+
+def run(
+    program: Sequence[Instruction],
+    warp: Warp,
+    outputs: int,
+    operands: Sequence[Any],
+    constraints: list[str],
+) -> Steps:
+    """Executes the text; returns the values of its outputs."""
+    state = _State(warp, outputs, operands, constraints)
+    saved = warp.mask
+    for instruction in program:
+        if instruction.guard is not None:
+            guard = np.broadcast_to(state.get(instruction.guard), 32).astype(bool)
+            warp.mask = saved & (~guard if instruction.negated else guard)
+        if warp.mask.any() or instruction.guard is None:
+            before = dict(state.values) if instruction.guard is not None else None
+            yield from _execute(state, instruction)
+            if before is not None:
+                for name, value in before.items():
+                    if state.values[name] is not value:
+                        state.values[name] = np.where(warp.mask, state.values[name], value)
+        warp.mask = saved
+    kinds = [_CONSTRAINTS[c[-1]] for c in constraints if c.startswith("=")]
+    return tuple(state.get(f"${number}", kind) for number, kind in enumerate(kinds))
+
+
+def _execute(state: _State, instruction: Instruction) -> Steps:
+    name = instruction.parts[0]
+    if name == "await":
+        address = state.warp.one(state.address(instruction.operands[0]))
+        memory = state.warp.cta.machine.memory
+        yield Wait(lambda: bool(memory.read(address, 4).any()), f"flag at {address:#x}")
+        return
+    if name not in _INSTRUCTIONS:
+        raise NotImplementedError(f"the simulated GPU does not know PTX {instruction}")
+    _INSTRUCTIONS[name](state, instruction.parts[1:], *instruction.operands)
+
+
+# Instructions -------------------------------------------------------------------------------------
+
+
+def _layout(parts: Sequence[str]) -> tuple[str, int, Any]:
+    """Memory space, elements and type of a load or store."""
+    shared = any(part.startswith("shared") for part in parts)
+    count = next((int(part[1:]) for part in parts if re.fullmatch(r"v\d", part)), 1)
+    return ("shared" if shared else "global"), count, _TYPES[parts[-1]]
+
+
+def _load(state: _State, parts: Sequence[str], target: Any, address: str) -> None:
+    space, count, kind = _layout(parts)
+    width = np.dtype(kind).itemsize * count
+    values = state.warp.load(space, state.address(address), width).view(kind)
+    names = target if isinstance(target, list) else [target]
+    for number, name in enumerate(names):
+        state.values[name] = values[:, number]
+
+
+def _store(state: _State, parts: Sequence[str], address: str, source: Any) -> None:
+    space, _, kind = _layout(parts)
+    names = source if isinstance(source, list) else [source]
+    lanes = np.stack([np.broadcast_to(state.get(n, kind), 32) for n in names], axis=-1)
+    data = np.ascontiguousarray(lanes).view(np.uint8)
+    state.warp.store(space, state.address(address), data)
+
+
+def _move(state: _State, parts: Sequence[str], target: Any, source: Any) -> None:
+    kind = _TYPES[parts[-1]]
+    if isinstance(source, list):
+        half = {np.uint32: np.uint16, np.uint64: np.uint32}[kind]
+        lanes = np.stack([np.broadcast_to(state.get(n, half), 32) for n in source], axis=-1)
+        state.values[target] = np.ascontiguousarray(lanes).view(kind)[:, 0]
+    elif isinstance(target, list):
+        half = {np.uint32: np.uint16, np.uint64: np.uint32}[kind]
+        value = np.ascontiguousarray(np.broadcast_to(state.get(source, kind), 32))
+        halves = value.view(half).reshape(32, 2)
+        for number, name in enumerate(target):
+            state.values[name] = halves[:, number]
+    else:
+        state.values[target] = state.get(source, kind)
+
+
+def _convert(state: _State, parts: Sequence[str], target: str, *sources: str) -> None:
+    if parts[-2] in ("bf16x2", "f16x2"):
+        high, low = (np.broadcast_to(state.get(name, np.float32), 32) for name in sources)
+        make = round_bf16 if parts[-2] == "bf16x2" else lambda v: v.astype(np.float16)
+        pair = np.stack([make(low).view(np.uint16), make(high).view(np.uint16)], axis=-1)
+        state.values[target] = np.ascontiguousarray(pair).view(np.uint32)[:, 0]
+        return
+    if parts[-2:] in (["f32", "bf16"], ("f32", "bf16")):
+        bits = state.get(sources[0], np.uint16).astype(np.uint32) << np.uint32(16)
+        state.values[target] = bits.view(np.float32)
+        return
+    if tuple(parts[-2:]) == ("f32", "f16"):
+        state.values[target] = state.get(sources[0], np.uint16).view(np.float16).astype(np.float32)
+        return
+    if tuple(parts[-2:]) == ("f32", "f32") and parts[0] in _ROUNDINGS:
+        _floats(_ROUNDINGS[parts[0]])(state, parts, target, *sources)
+        return
+    raise NotImplementedError(f"cvt.{'.'.join(parts)}")
+
+
+_ROUNDINGS: dict[str, Any] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+_COMPARISONS: dict[str, Any] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "hs": np.greater_equal,
+}
+
+
+def _compare(state: _State, parts: Sequence[str], target: str, a: str, b: str) -> None:
+    kind = _TYPES[parts[-1]]
+    lhs, rhs = state.get(a, kind), state.get(b, kind)
+    if parts[-1].startswith("s"):
+        lhs, rhs = signed(lhs), signed(rhs)
+    state.values[target] = _COMPARISONS[parts[0]](lhs, rhs)
+
+
+def _permute(state: _State, parts: Sequence[str], target: str, a: str, b: str, c: str) -> None:
+    pair = np.stack([state.get(a, np.uint32), state.get(b, np.uint32)], axis=-1)
+    data = np.ascontiguousarray(np.broadcast_to(pair, (32, 2))).view(np.uint8)
+    chosen = np.broadcast_to(state.get(c, np.uint32), 32)
+    picked = [data[np.arange(32), (chosen >> np.uint32(4 * i)) & np.uint32(7)] for i in range(4)]
+    state.values[target] = np.ascontiguousarray(np.stack(picked, axis=-1)).view(np.uint32)[:, 0]
+
+
+def _transpose(state: _State, parts: Sequence[str], target: str, source: str) -> None:
+    halves = np.ascontiguousarray(np.broadcast_to(state.get(source, np.uint32), 32))
+    matrix = halves.view(np.uint16).reshape(8, 8).T
+    state.values[target] = np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
+
+
+def _floats(function: Callable[..., Any]) -> Callable[..., None]:
+    def execute(state: _State, parts: Sequence[str], target: str, *sources: str) -> None:
+        values = [np.broadcast_to(state.get(name, np.float32), 32) for name in sources]
+        state.values[target] = np.asarray(function(*values), np.float32)
+
+    return execute
+
+
+def _integers(function: Callable[..., Any]) -> Callable[..., None]:
+    def execute(state: _State, parts: Sequence[str], target: str, *sources: str) -> None:
+        kind = _TYPES[parts[-1]]
+        state.values[target] = np.asarray(function(*[state.get(n, kind) for n in sources]), kind)
+
+    return execute
+
+
+def _nothing(state: _State, parts: Sequence[str], *operands: Any) -> None:
+    if parts[:1] == ["proxy"] or "proxy" in parts:
+        state.warp.cta.shared.fence(state.warp.identity)
+
+
+def _minimum(state: _State, parts: Sequence[str], *operands: str) -> None:
+    _floats(np.minimum if "NaN" in parts else np.fmin)(state, parts, *operands)
+
+
+def _maximum(state: _State, parts: Sequence[str], *operands: str) -> None:
+    _floats(np.maximum if "NaN" in parts else np.fmax)(state, parts, *operands)
+
+
+def _complete_bytes(state: _State, parts: Sequence[str], address: str, count: str) -> None:
+    if parts[0] != "complete_tx":
+        raise NotImplementedError(f"mbarrier.{'.'.join(parts)}")
+    barrier = state.warp.barrier_at(int(state.warp.one(state.address(address))))
+    barrier.complete(int(state.warp.one(state.get(count, np.uint32))))
+
+
+_INSTRUCTIONS: dict[str, Callable[..., None]] = {
+    "ld": _load,
+    "st": _store,
+    "mov": _move,
+    "cvt": _convert,
+    "setp": _compare,
+    "prmt": _permute,
+    "movmatrix": _transpose,
+    "mbarrier": _complete_bytes,
+    "fence": _nothing,
+    "griddepcontrol": _nothing,
+    "ex2": _floats(np.exp2),
+    "lg2": _floats(np.log2),
+    "rcp": _floats(lambda a: 1 / a),
+    "tanh": _floats(np.tanh),
+    "rsqrt": _floats(lambda a: 1 / np.sqrt(a)),
+    "sqrt": _floats(np.sqrt),
+    "div": _floats(np.divide),
+    "fma": _floats(lambda a, b, c: a.astype(np.float64) * b + c),
+    "abs": _floats(np.abs),
+    "copysign": _floats(lambda sign, number: np.copysign(number, sign)),
+    "min": _minimum,
+    "max": _maximum,
+    "add": _integers(np.add),
+    "xor": _integers(np.bitwise_xor),
+}
