@@ -1,0 +1,157 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From the gemm kernels of a module to what the choice of their schedules depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapejit import ir as sir
+from shapejit.passes.buckets.bindings import Bindings
+from shapejit.passes.buckets.grid import GemmSize, Integers, SizeFunction, SizeOnAxis
+from shapejit.passes.buckets.problem import GemmTraits
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.problem import (
+    Access,
+    GemmProblem,
+    gemm_problem,
+    lhs_matrix,
+    result_matrix,
+    weight_matrix,
+)
+from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
+from shapejit.symbolic import Expr, product
+
+
+@dataclass(frozen=True)
+class GemmKernel:
+    """A kernel that multiplies matrices.
+
+    Attributes:
+        name: of the kernel.
+        op: ``shapejit.kernel``.
+        bindings: its launches.
+        traits: of its problem.
+        axes: the expressions of its symbols that its sizes depend on, each of one axis.
+        sizes: m, n, k and batch.
+        unaligned: why tensor maps cannot read its operands or store its result; None if they can.
+    """
+
+    name: str
+    op: Any
+    bindings: Bindings
+    traits: GemmTraits
+    axes: tuple[Expr, ...]
+    sizes: Mapping[str, GemmSize]
+    unaligned: str | None
+
+
+def is_gemm_kernel(kernel: Any) -> bool:
+    """Whether a kernel's op is a gemm."""
+    return any(op.name == "shapejit.gemm" for op in sir.operations(sir.body(kernel)))
+
+
+def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
+    """What the choice depends on for a kernel with a gemm.
+
+    Raises:
+        LoweringError: no family of kernels can compute it.
+    """
+    problem = gemm_problem(kernel)
+    space = problem.space
+    exprs = {
+        "m": space[problem.m],
+        "n": space[problem.n],
+        "k": space[problem.k],
+        "batch": product(space[: problem.m]),
+    }
+    axes = _axes(list(exprs.values()))
+    return GemmKernel(
+        name=name,
+        op=kernel,
+        bindings=bindings,
+        traits=_traits(problem),
+        axes=axes,
+        sizes={name: _size(expr, axes) for name, expr in exprs.items()},
+        unaligned=_unaligned(problem, bindings),
+    )
+
+
+def _axes(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
+    """What decides: the symbols, if every size depends on one of them; else the sizes."""
+    free = [size for size in dict.fromkeys(sizes) if size.constant is None]
+    if all(len(size.symbols()) == 1 for size in free):
+        return tuple(map(Expr.symbol, sorted({s for size in free for s in size.symbols()})))
+    return tuple(free)
+
+
+def _size(size: Expr, axes: Sequence[Expr]) -> GemmSize:
+    if size.constant is not None:
+        return size.constant
+    if size in axes:
+        return SizeOnAxis(axes.index(size), _identity)
+    [symbol] = size.symbols()
+    return SizeOnAxis(axes.index(Expr.symbol(symbol)), _evaluator(size, symbol))
+
+
+def _identity(values: Integers) -> Integers:
+    return values
+
+
+def _evaluator(size: Expr, symbol: int) -> SizeFunction:
+    def evaluate(values: Integers) -> Integers:
+        # The arithmetic of expressions is that of Python's operators, so arrays will do.
+        at: Mapping[int, Any] = {symbol: values}
+        result: Any = size.evaluate(at)
+        found: Integers = result
+        return found
+
+    return evaluate
+
+
+def _traits(problem: GemmProblem) -> GemmTraits:
+    batch = range(problem.m)
+
+    def shared(accesses: Sequence[Access]) -> bool:
+        return problem.m > 0 and not any(a.offset.dims() & set(batch) for a in accesses)
+
+    matrices = (a for a in problem.extras if {problem.m, problem.n} <= a.offset.dims())
+    return GemmTraits(
+        element_bytes=sir.element_bytes(problem.element),
+        result_bytes=sir.element_bytes(problem.result.element),
+        extra_bytes=sum(sir.element_bytes(a.element) for a in matrices),
+        weights=len(problem.weights),
+        lhs_shared=shared([problem.lhs]),
+        rhs_shared=shared(problem.weights),
+        lhs_k_major=_is_k_major(problem, problem.lhs),
+        rhs_k_major=all(_is_k_major(problem, weight) for weight in problem.weights),
+    )
+
+
+def _is_k_major(problem: GemmProblem, access: Access) -> bool:
+    return access.stride(problem.k) == Expr.const(1)
+
+
+def _unaligned(problem: GemmProblem, bindings: Bindings) -> str | None:
+    """Why there are no tensor maps; that a stride suits them has to be known."""
+    try:
+        matrices = [lhs_matrix(problem)]
+        matrices += [weight_matrix(problem, i) for i in range(len(problem.weights))]
+    except LoweringError as error:
+        return str(error).partition(". ")[0]  # without the way out, which is taken here
+    multiple = MAP_ALIGNMENT // sir.element_bytes(problem.element)
+    for matrix in matrices:
+        for stride in matrix.strides[1:]:
+            if bindings.divisor(stride) % multiple:
+                return (
+                    f"reads argument {matrix.access.operand} with a stride of {stride} elements, "
+                    f"not known to be a multiple of {multiple}"
+                )
+    result = result_matrix(problem)  # one that there is none for is stored without
+    multiple = MAP_ALIGNMENT // sir.element_bytes(problem.result.element)
+    for stride in result.strides[1:] if result is not None else ():
+        if bindings.divisor(stride) % multiple:
+            return f"stores rows {stride} elements apart, not known to be a multiple of {multiple}"
+    return None

@@ -1,0 +1,313 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The time of a gemm kernel from its schedule and its sizes. docs/cost-model.md derives it.
+
+Everything is an array of (problems, schedules), so that thousands of sizes and all candidates are
+one evaluation. In short::
+
+    time = launch + together(work, memory) + epilogues + hand-overs of partial sums
+    work = steps of the busiest multiprocessor
+           * max(together(tensor cores, fill), latency of a stage / stages of the ring)
+    together(a, b) = max(a, b), and a little more if the other one is nearly as long
+
+The grids are persistent. The busiest multiprocessor has ``ceil(tiles / resident clusters)`` tiles,
+except that a streaming kernel shares those of the last wave, by its rule in `nvgpu/scheduling.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shapejit.passes.buckets.constants import Constants, constants_of, factor_key
+from shapejit.passes.buckets.device import Device
+from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
+from shapejit.passes.nvgpu.schedule import GemmSchedule
+
+Bounds: TypeAlias = npt.NDArray[np.int8]
+
+# A wgmma multiplies 64 rows by 16 elements of K. It takes columns / 2 cycles, unless reading both
+# operands from shared memory at 128 bytes a cycle takes longer: 16 cycles for the rows and
+# columns / 4 for the columns. So fewer than 64 columns cannot feed the tensor cores.
+_ROWS: Final = 64
+_DEPTH: Final = 16
+_ROWS_CYCLES: Final = 16
+
+# Accumulators of a thread, beside which addresses and the epilogue need room in 255 registers.
+_MAX_ACCUMULATORS: Final = 184
+# Static shared memory of a CTA, in bytes: its barriers.
+_STATIC: Final = 1024
+# More CTAs of a small tile on a multiprocessor would not have more bytes on their way.
+_MOST_CTAS: Final = 2
+# Of the second-level cache, what stays of an operand while others stream through it.
+_KEPT_SHARE: Final = 0.5
+# Of the order of tiles: rows that a group of them spans.
+GROUP_ROWS: Final = 2048
+# When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
+# time and in stages; how many stages a share has at least, and how many clusters share a tile.
+SHARED_TILE, HANDOVER_STAGES, MIN_SHARE, MAX_SHARERS = 108, 6, 4, 3
+
+
+class Bound(enum.IntEnum):
+    """What a kernel waits for most."""
+
+    LAUNCH = 0
+    MEMORY = 1
+    TENSOR_CORES = 2
+    FILL = 3
+    LATENCY = 4
+    EPILOGUE = 5
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the time goes, in microseconds; every array is (problems, schedules).
+
+    Attributes:
+        launch: before the first load.
+        memory: to move the operands and the result once through device memory.
+        tensor_cores, fill, latency: of all steps, were each the only limit.
+        epilogue: after the steps: stores, reductions, hand-overs.
+        time: of the kernel.
+    """
+
+    launch: Array
+    memory: Array
+    tensor_cores: Array
+    fill: Array
+    latency: Array
+    epilogue: Array
+    time: Array
+
+    def bounds(self) -> Bounds:
+        """The `Bound` of each."""
+        parts = [self.launch, self.memory, self.tensor_cores, self.fill, self.latency]
+        every = np.broadcast_arrays(*parts, self.epilogue)
+        bounds: Bounds = np.argmax(np.stack(every), axis=0).astype(np.int8)
+        return bounds
+
+
+def stage_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
+    """Bytes of a stage of the ring: a piece of the lhs and one of each weight."""
+    lhs, weight = schedule.rows, schedule.columns
+    if schedule.swapped:
+        lhs, weight = weight, lhs
+    # What is not contiguous along k lies in panels of 64, the last one maybe not used in full.
+    lhs = lhs if traits.lhs_k_major else -(-lhs // _ROWS) * _ROWS
+    weight = weight if traits.rhs_k_major else -(-weight // _ROWS) * _ROWS
+    return (lhs + traits.weights * weight) * schedule.depth * traits.element_bytes
+
+
+def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
+    """Bytes in which results wait for their store, and partial sums for their reduction."""
+    columns = schedule.columns
+    line = min(columns, 128) if schedule.family == "persistent" else _ROWS
+    staged = schedule.consumers * _ROWS * line * 2
+    if schedule.split == 1:
+        return staged
+    # Every CTA of the cluster owns some groups of 8 columns and gets the others' sums of them.
+    part = -(-(columns // 8) // schedule.split)
+    owners = -(-(columns // 8) // part)
+    sums = part * traits.weights * schedule.consumers * 128 * 16
+    return staged + (owners - (owners == schedule.split) + schedule.split - 1) * sums
+
+
+def loaded_bytes(schedule: GemmSchedule, traits: GemmTraits) -> float:
+    """Bytes of a stage that a CTA asks for itself; the others of its cluster send it the rest."""
+    rows, columns = float(schedule.rows), float(schedule.columns)
+    if schedule.swapped:
+        rows *= traits.weights
+    else:
+        columns *= traits.weights
+    asked = rows / schedule.rows_shared + columns / schedule.columns_shared
+    return asked * schedule.depth * traits.element_bytes
+
+
+def resident_ctas(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
+    """CTAs of a schedule that a multiprocessor holds at once; 0 if not even one fits."""
+    sharers = 1 if schedule.turns else schedule.consumers
+    accumulators = schedule.rows * schedule.columns * traits.weights
+    if accumulators > sharers * 128 * _MAX_ACCUMULATORS:
+        return 0
+    shared = schedule.stages * stage_bytes(schedule, traits) + staging_bytes(schedule, traits)
+    fitting = device.shared_bytes // (shared + _STATIC + device.shared_reserved)
+    return min(fitting, 1 if schedule.family in ("persistent", "swapped") else _MOST_CTAS)
+
+
+def fitting(
+    device: Device, schedules: Sequence[GemmSchedule], traits: GemmTraits
+) -> tuple[GemmSchedule, ...]:
+    """The schedules of which a multiprocessor holds a CTA."""
+    return tuple(s for s in schedules if resident_ctas(device, s, traits))
+
+
+class CostModel:
+    """Predicted times of some schedules on a device.
+
+    Args:
+        device: the GPU.
+        schedules: the candidates, in the order of the results' last axis.
+        traits: of the problems.
+        constants: rates of the device; those on record by default.
+
+    Raises:
+        ValueError: a schedule does not fit on a multiprocessor; see `fitting`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        schedules: Sequence[GemmSchedule],
+        traits: GemmTraits | None = None,
+        constants: Constants | None = None,
+    ) -> None:
+        self.device, self.schedules = device, tuple(schedules)
+        self.traits = traits or GemmTraits()
+        self.constants = constants or constants_of(device.name)
+        self._columns = _Columns(device, self.schedules, self.traits, self.constants)
+
+    def times(self, sizes: GemmSizes) -> Array:
+        """Microseconds, (problems, schedules)."""
+        return self.parts(sizes).time
+
+    def parts(self, sizes: GemmSizes) -> Parts:
+        """The same with where they go."""
+        m, n, k, batch = sizes.arrays()
+        c, s = self.constants, self._columns
+        # An empty sum still launches and stores; a tile of an empty result costs nothing.
+        rows, columns = np.where(s.swapped, n, m), np.where(s.swapped, m, n)
+        steps = np.ceil(k / s.depth)
+        row_tiles, column_tiles = np.ceil(rows / s.rows), np.ceil(columns / s.columns)
+        clusters = batch * row_tiles * column_tiles
+        tiles = np.ceil(clusters / s.resident)
+        work, handed_over = self._work(clusters, tiles, steps)
+        tensor, latency = work * s.tensor_step, self._latency(tiles, work)
+        at_once = np.minimum(clusters, s.resident)
+        fill = work * (s.fill_step + at_once * s.cache_step)
+        busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
+        memory = self._bytes(m, n, k, batch, row_tiles, column_tiles) / (1e3 * c.memory_rate)
+        overlapped = _together(busy, memory, c.leak)
+        # Of two consumers that take turns, one multiplies while the other stores.
+        hidden = np.where(s.turns, busy / np.maximum(tiles, 1), 0.0)
+        exposed = np.where(s.turns, np.maximum(s.epilogue - hidden, 0.0) / 2, s.epilogue)
+        more = np.maximum(np.ceil(tiles / s.ctas_per_sm) - 1, 0)
+        epilogue = s.epilogue + more * exposed + handed_over
+        launch = np.broadcast_to(s.launch, overlapped.shape)
+        time = launch + overlapped + epilogue
+        return Parts(*(part.T for part in (launch, memory, tensor, fill, latency, epilogue, time)))
+
+    def _work(self, clusters: Array, tiles: Array, steps: Array) -> tuple[Array, Array]:
+        """Steps of the busiest multiprocessor, and the time to hand partial sums over."""
+        s = self._columns
+        whole = tiles * np.ceil(steps / s.split)
+        if not s.any_stream:
+            return whole, np.broadcast_to(s.split_cost, whole.shape)
+        waves = np.floor(clusters / s.resident)
+        rest = clusters - waves * s.resident
+        left = rest * steps
+        sharers = np.minimum(np.minimum(s.resident, MAX_SHARERS * rest), np.floor(left / MIN_SHARE))
+        sharers = np.maximum(sharers, 1)
+        worth = 100 * steps > np.floor(SHARED_TILE * left / sharers) + 100 * HANDOVER_STAGES
+        streams = s.stream & (rest > 0) & worth
+        work = np.where(streams, waves * steps + np.ceil(left / sharers), whole)
+        # Whoever finishes a tile adds up the sums of the others that have a part of it.
+        others = np.ceil(sharers / np.maximum(rest, 1))
+        handover = self.constants.stream + others * s.partial_time
+        return work, np.where(streams, handover, s.split_cost)
+
+    def _latency(self, tiles: Array, work: Array) -> Array:
+        """Little's law: a ring of n stages delivers one stage each n-th of the latency."""
+        s, latency = self._columns, self.constants.latency
+        rings = np.minimum(tiles, s.ctas_per_sm)  # on a multiprocessor, working side by side
+        return work / np.maximum(rings, 1.0) * (latency / s.stages)
+
+    def _bytes(
+        self, m: Array, n: Array, k: Array, batch: Array, row_tiles: Array, column_tiles: Array
+    ) -> Array:
+        """Bytes through device memory: each operand once, or again when the cache lost it."""
+        s, t = self._columns, self.traits
+        lhs = m * k * t.element_bytes * (1.0 if t.lhs_shared else batch)
+        rhs = n * k * t.element_bytes * t.weights * (1.0 if t.rhs_shared else batch)
+        result = batch * m * n * (t.result_bytes + t.extra_bytes)
+        group = np.minimum(row_tiles, s.group)
+        together = np.maximum(np.minimum(s.resident / np.maximum(group, 1.0), column_tiles), 1.0)
+        row_reads = column_tiles / together
+        column_reads = row_tiles / np.maximum(group, 1.0)
+        kept = self.device.l2_bytes * _KEPT_SHARE
+        lhs_reads = np.where(s.swapped, column_reads, row_reads)
+        rhs_reads = np.where(s.swapped, row_reads, column_reads)
+        lhs_reads = np.where(lhs <= kept, 1.0, np.maximum(lhs_reads, 1.0))
+        rhs_reads = np.where(rhs <= kept, 1.0, np.maximum(rhs_reads, 1.0))
+        total: Array = lhs * lhs_reads + rhs * rhs_reads + result
+        return total
+
+
+def _together(first: Array, second: Array, leak: float) -> Array:
+    """The time of two that overlap: of the longer one, more if the other is as long."""
+    longer, shorter = np.maximum(first, second), np.minimum(first, second)
+    total: Array = longer + leak * shorter * shorter / np.maximum(longer, 1e-9)
+    return total
+
+
+class _Columns:
+    """What the model needs of the schedules, a column each.
+
+    Problems run along the last axis, as there are more of them: long inner loops are fast ones.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        schedules: Sequence[GemmSchedule],
+        traits: GemmTraits,
+        constants: Constants,
+    ) -> None:
+        for schedule in schedules:
+            if not resident_ctas(device, schedule, traits):
+                raise ValueError(f"{schedule} does not fit on a multiprocessor of {device.name}")
+
+        def column(values: Sequence[Any]) -> Array:
+            return np.array(values, dtype=np.float64)[:, np.newaxis]
+
+        c = constants
+        rows, columns = column([s.rows for s in schedules]), column([s.columns for s in schedules])
+        factor = column([c.factors.get(factor_key(s), 1.0) for s in schedules])
+        self.ctas_per_sm = column([resident_ctas(device, s, traits) for s in schedules])
+        self.depth = column([s.depth for s in schedules])
+        self.stages = column([s.stages for s in schedules])
+        self.split = column([s.split for s in schedules])
+        self.swapped = np.array([[s.swapped] for s in schedules])
+        self.stream = np.array([[s.stream] for s in schedules])
+        self.turns = np.array([[s.turns] for s in schedules])
+        self.any_stream = bool(self.stream.any())
+        # Of a cluster, in rows and columns of the result's tiles.
+        self.rows = rows * column([s.columns_shared for s in schedules])
+        self.columns = columns * column([s.rows_shared for s in schedules])
+        self.group = np.maximum(GROUP_ROWS // self.rows, 1.0)
+        self.resident = column([device.clusters(s.cluster) for s in schedules])
+        clustered = column([s.cluster > 1 for s in schedules])
+        self.launch = c.launch + c.latency + c.cluster_launch * clustered
+        cycles = rows / _ROWS * self.depth / _DEPTH * traits.weights
+        cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
+        rate = 1e3 * device.clock_ghz * c.tensor_efficiency
+        self.tensor_step = cycles / rate * factor
+        loaded = column([loaded_bytes(s, traits) for s in schedules])
+        self.fill_step = loaded / (1e3 * c.fill_rate) * factor
+        cluster = column([s.cluster for s in schedules])
+        self.cache_step = cluster * loaded / (1e3 * c.cache_rate) * factor
+        stored = rows * columns * (traits.result_bytes + traits.extra_bytes)
+        self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
+        partial = rows * columns * 4.0 * traits.weights
+        splits = self.split - 1.0
+        self.split_cost = np.where(
+            splits > 0, c.split + splits * partial / self.split / (1e3 * c.split_rate), 0.0
+        )
+        self.partial_time = partial / (1e3 * c.stream_rate)

@@ -1,0 +1,144 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules for calls of a gemm whose sizes are known only when it is called.
+
+For one (n, k, batch) the choice depends on m alone: a list of breakpoints, found once, in which
+each call is a bisection. A `ScheduleTable` keeps such lists for the triples seen last.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shapejit.passes.buckets.device import H200, Device
+from shapejit.passes.buckets.grid import (
+    GemmSize,
+    SizeOnAxis,
+    cut,
+    grid_sizes,
+    max_cells,
+    tile_lengths,
+)
+from shapejit.passes.buckets.model import CostModel, fitting
+from shapejit.passes.buckets.partition import partition
+from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
+from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
+
+# A kernel serves all n and k, so a variant more is built once, not once a row.
+_MAX_VARIANTS = 8
+_TOLERANCE = 0.01
+_MAX_ROWS = 4096
+
+_Row: TypeAlias = tuple[list[int], list[GemmSchedule]]
+
+
+@dataclass(frozen=True)
+class RowInterval:
+    """The values of m from `low` to `high` (None: without end) that `schedule` serves."""
+
+    low: int
+    high: int | None
+    schedule: GemmSchedule
+
+
+class ScheduleTable:
+    """The choice among schedules for gemms of the same traits.
+
+    Reading and filling it from several threads is safe; two threads may compute one row twice.
+
+    Args:
+        traits: of the gemms.
+        candidates: to choose from; those that do not fit on a multiprocessor are left out.
+        device: the GPU.
+        max_variants: distinct schedules for one (n, k, batch).
+
+    Raises:
+        ValueError: no candidate fits.
+    """
+
+    def __init__(
+        self,
+        traits: GemmTraits | None = None,
+        candidates: Sequence[GemmSchedule] = CANDIDATES,
+        device: Device = H200,
+        max_variants: int = _MAX_VARIANTS,
+    ) -> None:
+        self.traits = traits or GemmTraits()
+        usable = fitting(device, candidates, self.traits)
+        if not usable:
+            raise ValueError(
+                f"no schedule of {', '.join(map(str, candidates))} fits on a multiprocessor of "
+                f"{device.name} with {self.traits}"
+            )
+        self._model = CostModel(device, usable, self.traits)
+        self._max_variants = max_variants
+        self._rows: dict[tuple[int, int, int], _Row] = {}
+        self._lock = threading.Lock()
+
+    def choose(self, m: int, n: int, k: int, batch: int = 1) -> GemmSchedule:
+        """The schedule for a call."""
+        try:
+            starts, schedules = self._rows[n, k, batch]
+        except KeyError:
+            starts, schedules = self._fill(n, k, batch)
+        return schedules[bisect_right(starts, m) - 1]
+
+    def intervals(self, n: int, k: int, batch: int = 1) -> list[RowInterval]:
+        """What `choose` gives over all m, in ascending order; the last interval has no end."""
+        starts, schedules = self._rows.get((n, k, batch)) or self._fill(n, k, batch)
+        ends = [*(start - 1 for start in starts[1:]), None]
+        return [RowInterval(*row) for row in zip(starts, ends, schedules, strict=True)]
+
+    def _fill(self, n: int, k: int, batch: int) -> _Row:
+        row = self._row(n, k, batch)
+        with self._lock:
+            while len(self._rows) >= _MAX_ROWS:
+                # The oldest one; if it is still in use it is made again, in milliseconds.
+                del self._rows[next(iter(self._rows))]
+            self._rows[n, k, batch] = row
+        return row
+
+    def _row(self, n: int, k: int, batch: int) -> _Row:
+        model = self._model
+        tiles = tile_lengths(model.schedules, "m")
+        cells = cut(0, None, [(lambda m: m, tile) for tile in tiles], max_cells(1))
+        sizes: dict[str, GemmSize] = {
+            "m": SizeOnAxis(0, lambda m: m),
+            "n": n,
+            "k": k,
+            "batch": batch,
+        }
+        problems, _ = grid_sizes([cells], sizes, self.traits)
+        times = model.times(problems)
+        boxes = partition(times, cells.log_lengths(), self._max_variants, _TOLERANCE)
+        return (
+            [int(cells.starts[box.lower[0]]) for box in boxes],
+            [model.schedules[box.candidate] for box in boxes],
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _table(
+    traits: GemmTraits, candidates: tuple[GemmSchedule, ...], device: Device
+) -> ScheduleTable:
+    return ScheduleTable(traits, candidates, device)
+
+
+def choose(
+    problem: GemmSizes,
+    candidates: Sequence[GemmSchedule] = CANDIDATES,
+    device: Device = H200,
+) -> GemmSchedule:
+    """The schedule for one product; a caller in a hurry keeps a `ScheduleTable`.
+
+    Raises:
+        ValueError: no candidate fits.
+    """
+    table = _table(problem.traits, tuple(candidates), device)
+    m, n, k, batch = (int(size.item()) for size in problem.arrays())
+    return table.choose(m, n, k, batch)

@@ -1,0 +1,261 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The cost model against a scalar rendering of docs/cost-model.md, and what must always hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import mlir.ir as ir
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shapejit.ir as sir
+from shapejit.passes.buckets import model
+from shapejit.passes.buckets.constants import Constants, constants_of, data_file, factor_key
+from shapejit.passes.buckets.device import DEVICES, H200, Device, device_of_target
+from shapejit.passes.buckets.model import Bound, CostModel, fitting, loaded_bytes, resident_ctas
+from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
+from shapejit.passes.nvgpu import scheduling
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.lowering import lower_variant
+from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.target import HOPPER
+
+TURNS = GemmSchedule.parse("swapped_128x128x64_s6_w2_turns")
+ALL = (*CANDIDATES, TURNS, UNALIGNED)
+PLAIN = GemmTraits()
+CONSTANTS = Constants()
+
+dims = st.integers(1, 20_000)
+problems = st.tuples(dims, dims, dims, st.integers(1, 64))
+traits = st.builds(
+    GemmTraits,
+    result_bytes=st.sampled_from([2, 4]),
+    extra_bytes=st.sampled_from([0, 2, 4]),
+    lhs_shared=st.booleans(),
+    rhs_shared=st.booleans(),
+)
+
+
+def together(first: float, second: float, leak: float) -> float:
+    longer, shorter = max(first, second), min(first, second)
+    return longer + leak * shorter**2 / longer
+
+
+def reference(
+    schedule: GemmSchedule, size: tuple[int, int, int, int], traits: GemmTraits, c: Constants
+) -> float:
+    """The time in microseconds by the formulas of docs/cost-model.md, one number at a time."""
+    m, n, k, batch = size
+    rows_length, columns_length = (n, m) if schedule.swapped else (m, n)
+    row_tiles = math.ceil(rows_length / (schedule.rows * schedule.columns_shared))
+    column_tiles = math.ceil(columns_length / (schedule.columns * schedule.rows_shared))
+    slots = {1: 132, 2: 66, 3: 39, 4: 30}[schedule.cluster]
+    steps = math.ceil(k / schedule.depth)
+    clusters = batch * row_tiles * column_tiles
+    tiles = math.ceil(clusters / slots)
+    rings = resident_ctas(H200, schedule, traits)
+
+    cycles_of_one = max(schedule.columns / 2, 16 + schedule.columns / 4)
+    cycles = schedule.rows / 64 * schedule.depth / 16 * cycles_of_one
+    factor = c.factors.get(factor_key(schedule), 1.0)
+    tensor_step = cycles / (1980 * c.tensor_efficiency) * factor
+    fill_step = loaded_bytes(schedule, traits) / (c.fill_rate * 1000) * factor
+
+    partial = schedule.rows * schedule.columns * 4
+    work = tiles * math.ceil(steps / schedule.split)
+    handed_over = 0.0
+    if schedule.split > 1:
+        sent = (schedule.split - 1) * partial / schedule.split
+        handed_over = c.split + sent / (c.split_rate * 1000)
+    waves, rest = divmod(clusters, slots)
+    left = rest * steps
+    sharers = max(min(slots, 3 * rest, left // 4), 1)
+    if schedule.stream and rest and 100 * steps > 108 * left // sharers + 600:
+        work = waves * steps + math.ceil(left / sharers)
+        handed_over = c.stream + math.ceil(sharers / rest) * partial / (c.stream_rate * 1000)
+    latency = work / min(tiles, rings) * c.latency / schedule.stages
+    fill_step *= 1 + min(clusters, slots) * schedule.cluster * c.fill_rate / c.cache_rate
+    busy = max(together(work * tensor_step, work * fill_step, c.interference), latency)
+    busy += work * c.step
+
+    lhs = m * k * traits.element_bytes * (1 if traits.lhs_shared else batch)
+    rhs = n * k * traits.element_bytes * (1 if traits.rhs_shared else batch)
+    group = min(row_tiles, max(2048 // (schedule.rows * schedule.columns_shared), 1))
+    at_once = max(min(slots / group, column_tiles), 1)
+    row_reads, column_reads = column_tiles / at_once, row_tiles / group
+    if schedule.swapped:
+        lhs_reads, rhs_reads = column_reads, row_reads
+    else:
+        lhs_reads, rhs_reads = row_reads, column_reads
+    kept = 60 * 2**20 / 2
+    moved = lhs * (1 if lhs <= kept else max(lhs_reads, 1))
+    moved += rhs * (1 if rhs <= kept else max(rhs_reads, 1))
+    moved += batch * m * n * (traits.result_bytes + traits.extra_bytes)
+    memory = moved / (c.memory_rate * 1000)
+
+    stored = schedule.rows * schedule.columns * (traits.result_bytes + traits.extra_bytes)
+    epilogue = c.epilogue + stored / (c.epilogue_rate * 1000)
+    launch = c.launch + c.latency + (c.cluster_launch if schedule.cluster > 1 else 0)
+    overlapped = together(busy, memory, c.leak)
+    more = math.ceil(tiles / rings) - 1
+    exposed = max(epilogue - busy / tiles, 0) / 2 if schedule.turns else epilogue
+    return launch + overlapped + epilogue + more * exposed + handed_over
+
+
+@given(problems, traits, st.sampled_from(ALL))
+def test_the_formulas(
+    size: tuple[int, int, int, int], traits: GemmTraits, schedule: GemmSchedule
+) -> None:
+    constants = dataclasses.replace(CONSTANTS, factors={factor_key(schedule): 1.25})
+    [[time]] = CostModel(H200, [schedule], traits, constants).times(GemmSizes(*size, traits=traits))
+    assert time == pytest.approx(reference(schedule, size, traits, constants), rel=1e-9)
+
+
+@given(st.lists(problems, min_size=1, max_size=8))
+def test_many_problems_at_once_are_each_alone(sizes: list[tuple[int, int, int, int]]) -> None:
+    m, n, k, batch = map(list, zip(*sizes, strict=True))
+    costs = CostModel(H200, ALL, constants=CONSTANTS)
+    together = costs.times(GemmSizes(m, n, k, batch))
+    assert together.shape == (len(sizes), len(ALL))
+    for row, size in zip(together, sizes, strict=True):
+        np.testing.assert_array_equal(row, costs.times(GemmSizes(*size))[0])
+
+
+@given(problems, st.integers(0, 3), st.integers(1, 5_000))
+def test_more_work_is_never_faster(size: tuple[int, int, int, int], which: int, more: int) -> None:
+    still = tuple(s for s in ALL if not s.stream)
+    larger = list(size)
+    larger[which] += more
+    costs = CostModel(H200, still, constants=CONSTANTS)
+    before, after = costs.times(GemmSizes(*size)), costs.times(GemmSizes(*larger))
+    assert (after >= before - 1e-9).all()
+
+
+def test_the_kernel_shares_by_the_same_rule() -> None:
+    assert model.GROUP_ROWS == scheduling._GROUP_ROWS
+    assert model.SHARED_TILE == scheduling._SHARED_TILE
+    assert model.HANDOVER_STAGES == scheduling._HANDOVER_STAGES
+    assert model.MAX_SHARERS == scheduling._MAX_SHARERS
+    assert model.MIN_SHARE == scheduling._MIN_SHARE
+
+
+def test_sharing_the_last_wave() -> None:
+    streaming = GemmSchedule.parse("persistent_128x256x64_s4_w2_stream")
+    still = dataclasses.replace(streaming, stream=False)
+    costs = CostModel(H200, [streaming, still], constants=CONSTANTS)
+    # 66 tiles are half a wave: all multiprocessors work on them for half the time.
+    half = costs.parts(GemmSizes(128, 66 * 256, 4096))
+    assert half.tensor_cores[0, 0] == pytest.approx(half.tensor_cores[0, 1] / 2)
+    # A full wave is not shared, and neither is one that is nearly full.
+    for tiles in (132, 264, 260):
+        full = costs.parts(GemmSizes(128, tiles * 256, 4096))
+        assert full.time[0, 0] == full.time[0, 1]
+
+
+def test_what_bounds_a_gemm() -> None:
+    names = ("persistent_128x256x64_s4_w2_stream", "small_m_64x16x64_s9_w1")
+    costs = CostModel(H200, list(map(GemmSchedule.parse, names)))
+    bounds = costs.parts(GemmSizes([8192, 1, 1], [8192, 28672, 64], [8192, 8192, 64])).bounds()
+    assert Bound(int(bounds[0, 0])) is Bound.TENSOR_CORES
+    assert Bound(int(bounds[1, 1])) is Bound.MEMORY
+    assert Bound(int(bounds[2, 1])) is Bound.LAUNCH
+    assert str(Bound.TENSOR_CORES) == "tensor cores"
+
+
+def test_deeper_rings_hide_latency() -> None:
+    deep = GemmSchedule.parse("small_m_64x16x64_s16_w1")
+    shallow = dataclasses.replace(deep, stages=2)
+    parts = CostModel(H200, [shallow, deep], constants=CONSTANTS).parts(GemmSizes(16, 64, 65536))
+    assert parts.latency[0, 0] > 6 * parts.latency[0, 1]
+    assert Bound(int(parts.bounds()[0, 0])) is Bound.LATENCY
+
+
+def test_multicast_asks_for_less() -> None:
+    alone = GemmSchedule.parse("small_m_64x64x64_s12_w1")
+    pair = dataclasses.replace(alone, rows_shared=2)
+    assert loaded_bytes(alone, PLAIN) == (64 + 64) * 64 * 2
+    assert loaded_bytes(pair, PLAIN) == (32 + 64) * 64 * 2
+    gated = GemmTraits(weights=2)
+    assert loaded_bytes(pair, gated) == (2 * 32 + 64) * 64 * 2
+
+
+def test_what_fits_a_multiprocessor() -> None:
+    def ctas(text: str, weights: int = 1) -> int:
+        return resident_ctas(H200, GemmSchedule.parse(text), GemmTraits(weights=weights))
+
+    assert ctas("persistent_128x256x64_s4_w2") == 1
+    assert ctas("persistent_128x256x64_s4_w2", weights=2) == 0  # accumulators
+    assert ctas("swapped_128x128x64_s6_w2", weights=2) == 0  # shared memory
+    assert ctas("swapped_128x128x64_s4_w2", weights=2) == 1
+    assert ctas("small_m_64x16x64_s9_w1") == 2
+    assert fitting(H200, ALL, PLAIN) == ALL
+    large = GemmSchedule.parse("persistent_128x256x64_s4_w2")
+    with pytest.raises(ValueError, match="persistent_128x256x64_s4_w2 does not fit"):
+        CostModel(H200, [large], GemmTraits(weights=2))
+
+
+TEXT = """
+!lhs = tensor<?x?xbf16, #shapejit.shape<[LHS]>>
+!rhs = tensor<?x?xbf16, #shapejit.shape<[RHS]>>
+shapejit.kernel @g symbols 3 (%x: !lhs, %w: !rhs) {
+  %0 = shapejit.gemm over [s0, s1, s2]
+      lhs(%x at affine_map<(s0, s1, s2) -> (LHS)> : !lhs)
+      rhs(%w at affine_map<(s0, s1, s2) -> (RHS)> : !rhs)
+      -> tensor<?x?xbf16, #shapejit.shape<[s0, s1]>>
+  shapejit.yield %0 : tensor<?x?xbf16, #shapejit.shape<[s0, s1]>>
+}"""
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs"), [("s0, s2", "s1, s2"), ("s2, s0", "s1, s2"), ("s0, s2", "s2, s1")]
+)
+def test_what_fits_can_be_lowered(lhs: str, rhs: str) -> None:
+    traits = GemmTraits(lhs_k_major=lhs == "s0, s2", rhs_k_major=rhs == "s1, s2")
+    text = TEXT.replace("LHS", lhs).replace("RHS", rhs)
+    for schedule in (*CANDIDATES, TURNS):
+        with ir.Context(), ir.Location.unknown():
+            module = ir.Module.parse(text)
+            [kernel] = sir.kernels(module).values()
+            if resident_ctas(H200, schedule, traits):
+                lower_variant(kernel, schedule, HOPPER)
+            else:
+                with pytest.raises(LoweringError, match="bytes of shared memory"):
+                    lower_variant(kernel, schedule, HOPPER)
+
+
+def test_resident_clusters() -> None:
+    assert [H200.clusters(size) for size in (1, 2, 3, 4)] == [132, 66, 39, 30]
+    assert H200.clusters(8) == 117 // 8
+    assert H200.clusters(500) == 1
+
+
+def test_targets() -> None:
+    assert device_of_target("cuda:sm_90a:h200") is H200
+    assert device_of_target("cuda:sm_90a") is H200
+    with pytest.raises(ValueError, match='no device is described for the target "cuda:sm_80"'):
+        device_of_target("cuda:sm_80")
+
+
+def test_constants_are_kept_as_data() -> None:
+    constants = dataclasses.replace(CONSTANTS, factors={"small_m_64x16x64_s9_w1": 1.125})
+    assert Constants.of_record(constants.record()) == constants
+    assert Constants.of_record(constants.record()).factors == constants.factors
+    incomplete = constants.record()
+    del incomplete["leak"]
+    with pytest.raises(ValueError, match="missing or unknown are leak"):
+        Constants.of_record(incomplete)
+    with pytest.raises(ValueError, match="positive numbers"):
+        Constants.of_record({**constants.record(), "leak": 0})
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+def test_every_device_has_constants(device: Device) -> None:
+    name = device.name
+    assert Path(data_file(name)).is_file()
+    assert constants_of(name).memory_rate > 0
