@@ -19,10 +19,10 @@ NATIVE := $(shell find dialects runtime \( -name '*.td' -o -name '*.cpp' -o -nam
 CXX_FILES := $(filter %.cpp %.h,$(NATIVE))
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
-.PHONY: help demo test lint types lit pytest format docs dist clean
+.PHONY: help demo test lint types lit pytest gpu-test format docs dist clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.demo ## Compile all-MiniLM-L6-v2 once, run it at hundreds of shapes, search
 	$(BIN)/python -m shapejit.demo
@@ -56,6 +56,13 @@ lit: $(VENV)/.dev ## Run the IR tests of the dialect and the passes
 
 pytest: $(VENV)/.dev ## Run the Python tests
 	@$(BIN)/pytest
+
+# On a GPU host, with the Python there that has shapejit and a torch for CUDA.
+GPU_PYTHON ?= python3
+GPU_LOG ?= bench/results/gpu-tests.log
+gpu-test: ## Run the tests that need an NVIDIA GPU; writes versions and results to a log
+	@{ $(GPU_PYTHON) -m shapejit.cli doctor; $(GPU_PYTHON) -m pytest test/gpu -p no:cacheprovider -rfEs; } \
+	  2>&1 | tee $(GPU_LOG)
 
 format: $(VENV)/.dev ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix-only .

@@ -29,7 +29,7 @@ _LAZY = {
 
 
 # Modules that are part of the interface.
-_MODULES = ("cache", "logs")
+_MODULES = ("cache", "logs", "ops")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,277 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""`shapejit.ops.gemm` on a fake driver: what is built when, what is launched, what is evicted."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shapejit import ops
+from shapejit.errors import ShapeJitError
+from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
+from shapejit.ops.gemm_kernels import CodeMemory, KindKernels
+from shapejit.ops.gemm_spec import GemmKind
+from shapejit.passes.nvgpu.schedule import GENERIC
+from unit.fake_cuda import Fake
+
+calls: Any = sys.modules["shapejit.ops.gemm"]
+STREAM = 0
+
+
+class Builds:
+    """Stands for the builder: builds end at once, or when they are told to.
+
+    Attributes:
+        asked: names of schedules, in the order in which they were asked for.
+        fail: names of schedules that cannot be built.
+        at_once: whether builds end at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.fail: set[str] = set()
+        self.waiting: dict[str, Future[Any]] = {}
+        self.tensors: dict[str, int] = {}
+        self.at_once = True
+
+    def __call__(self, unit: Any, urgent: bool) -> Future[Any]:
+        name = str(dict(unit.key.schedule)["name"])
+        self.asked.append(name)
+        self.tensors[name] = len(unit.key.dtypes)
+        future = self.waiting[name] = Future()
+        if self.at_once or (urgent and name == str(GENERIC)):
+            self.finish(name)
+        return future
+
+    def finish(self, name: str) -> None:
+        """Ends a build."""
+        future = self.waiting.pop(name)
+        if name in self.fail:
+            future.set_exception(RuntimeError(f"no code for {name}"))
+        else:
+            future.set_result(fake_cubin(name, self.tensors[name]))
+
+
+def fake_cubin(name: str, tensors: int) -> Any:
+    """A kernel that takes m and the addresses of operands and result, named after its schedule."""
+    interface = KernelInterface(
+        entry=name,
+        threads=128,
+        shared_bytes=0,
+        cluster=1,
+        grid=Grid(((0, 64),), 0),
+        values=("s0",),
+        parameters=(Size(0), *map(Pointer, range(tensors))),
+    )
+    return SimpleNamespace(
+        interface=interface,
+        cubin=f"fake\n{name} 168 0 128 4 {' '.join(['8'] * tensors)}\n".encode(),
+    )
+
+
+class Setting:
+    """`ops.gemm` on the fake driver, with tensors of the CPU."""
+
+    def __init__(self, fake: Fake) -> None:
+        self.fake, self.builds, self.memory = fake, Builds(), CodeMemory()
+        self.kinds: dict[GemmKind, KindKernels] = {}
+
+    def kernels(self, kind: GemmKind, device: int) -> KindKernels:
+        if kind not in self.kinds:
+            gpu = self.fake.driver.device(0)
+            self.kinds[kind] = KindKernels(kind, gpu, self.memory, self.builds)
+        return self.kinds[kind]
+
+    def launched(self) -> tuple[str, int, int]:
+        """Kernel, m and address of the result of the last launch."""
+        launch = self.fake.last
+        return (
+            launch.entry.decode(),
+            int.from_bytes(launch.parameter(0, 4), "little"),
+            int.from_bytes(launch.parameter(launch.parameters - 1, 8), "little"),
+        )
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    return Fake(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture
+def setting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    made = Setting(fake)
+    monkeypatch.setattr(calls, "_plans", {})
+    monkeypatch.setattr(calls, "_kind_kernels", made.kernels)
+    monkeypatch.setattr(calls, "_current_stream", lambda device: STREAM)
+    monkeypatch.setattr(calls, "check", lambda operands: None)  # of the device
+    yield made
+    fake.check()
+
+
+def layer(m: int, n: int = 4096, k: int = 4096) -> tuple[Tensor, Tensor]:
+    return torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16().mT
+
+
+def test_rows_that_were_never_seen_need_no_new_plan(setting: Setting) -> None:
+    _, w = layer(1)
+    x = torch.zeros(9000, 4096).bfloat16()
+    ops.gemm(x[:2], w, deterministic=True)
+    rng = random.Random(0)
+    for m in [2, 8192, *(rng.randint(2, 8192) for _ in range(50))]:
+        result = ops.gemm(x[:m], w, deterministic=True)
+        assert result.shape == (m, 4096)
+        [kernels] = setting.kinds.values()
+        chosen = kernels.choose_rows(layout_of(x[:m], w), m)
+        assert setting.launched() == (str(chosen), m, result.data_ptr())
+    assert len(calls._plans) == 1
+    assert len(setting.builds.asked) == len(set(setting.builds.asked))
+
+
+def layout_of(a: Tensor, b: Tensor) -> Any:
+    operands = calls.Operands(a, b, None, None, None, None, None)
+    return calls.kernels_of(operands, calls.result_shape(operands), 0)[0]
+
+
+def test_every_thing_that_changes_the_kernel_has_a_plan_of_its_own(setting: Setting) -> None:
+    x, w = layer(16)
+    for changes in (
+        {},
+        {"bias": torch.zeros(4096)},
+        {"bias": torch.zeros(4096).bfloat16()},
+        {"residual": torch.zeros(16, 4096)},
+        {"residual": torch.zeros(1, 4096)},
+        {"activation": "relu"},
+        {"out_dtype": torch.float32},
+        {"gate": w},
+    ):
+        ops.gemm(x, w, deterministic=True, **changes)
+        ops.gemm(x, w, deterministic=True, **changes)
+    assert len(calls._plans) == 8
+    ops.gemm(x[:1], w, deterministic=True)
+    ops.gemm(x.mT.contiguous().mT, w, deterministic=True)
+    assert len(calls._plans) == 10
+
+
+def test_calls_take_the_generic_kernel_until_the_chosen_one_is_built(setting: Setting) -> None:
+    x, w = layer(7)
+    setting.builds.at_once = False
+    ops.gemm(x, w)
+    assert setting.launched()[0] == str(GENERIC)
+    [chosen] = setting.builds.waiting
+    assert chosen != str(GENERIC)
+    ops.gemm(x, w)
+    assert setting.launched()[0] == str(GENERIC)
+    setting.builds.finish(chosen)
+    ops.gemm(x, w)
+    assert setting.launched()[0] == chosen
+    assert setting.builds.asked == [chosen, str(GENERIC)]
+
+
+def test_a_kernel_that_cannot_be_built_is_left_out(setting: Setting) -> None:
+    x, w = layer(7)
+    ops.gemm(x, w, deterministic=True)
+    best = setting.launched()[0]
+    setting.kinds.clear()
+    calls._plans.clear()
+    setting.builds.fail.add(best)
+    ops.gemm(x, w, deterministic=True)
+    assert setting.launched()[0] not in (best, str(GENERIC))
+
+
+def test_when_no_kernel_can_be_built_the_reason_is_raised(setting: Setting) -> None:
+    x, w = layer(7)
+    w = torch.zeros(4096 * 4096 + 1).bfloat16()[1:].view(4096, 4096)  # unaligned: one schedule
+    setting.builds.fail.add("unaligned_128x128x64_s3_w2")
+    with pytest.raises(RuntimeError, match="no code for unaligned"):
+        ops.gemm(x, w)
+
+
+def test_eviction_and_return(setting: Setting) -> None:
+    x, w = layer(7)
+    setting.memory.max_bytes = 60  # one kernel's code
+    for _ in range(3):
+        for activation in (None, "relu", "tanh"):
+            ops.gemm(x, w, activation=activation, deterministic=True)
+            assert setting.memory.bytes <= 60
+    assert setting.memory.evictions == 8
+    assert setting.fake.modules <= 2
+
+
+def test_threads_get_the_values_of_their_own_calls(setting: Setting) -> None:
+    x = torch.zeros(9000, 4096).bfloat16()
+    _, w = layer(1)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(100):
+                ops.gemm(x[: rng.randint(1, 8192)], w)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for number in range(setting.fake.launches - 400, setting.fake.launches):
+        launch = setting.fake.controls.fakeLaunchAt(number)[0]
+        m = int.from_bytes(launch.parameter(0, 4), "little")
+        assert launch.grid[0] == -(-m // 64)
+
+
+def test_out(setting: Setting) -> None:
+    x, w = layer(16)
+    out = torch.empty(16, 4096).bfloat16()
+    assert ops.gemm(x, w, out=out, deterministic=True) is out
+    assert setting.launched()[2] == out.data_ptr()
+    before = setting.fake.launches
+    with pytest.raises(ShapeJitError, match="shares memory"):
+        ops.gemm(x, w, out=x, deterministic=True)
+    with pytest.raises(ShapeJitError, match="shape"):
+        ops.gemm(x, w, out=torch.empty(17, 4096).bfloat16())
+    with pytest.raises(ShapeJitError, match="contiguous"):
+        ops.gemm(x, w, out=torch.empty(4096, 16).bfloat16().mT)
+    assert setting.fake.launches == before
+
+
+def test_empty_results_launch_nothing(setting: Setting) -> None:
+    before = setting.fake.launches
+    for m, n in ((0, 16), (3, 0)):
+        assert ops.gemm(torch.zeros(m, 8).bfloat16(), torch.zeros(8, n).bfloat16()).shape == (m, n)
+    assert setting.fake.launches == before
+
+
+def test_tensors_that_would_record_gradients(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = layer(16)
+    ops.gemm(x, w, deterministic=True)
+    monkeypatch.undo()
+    with pytest.raises(ShapeJitError):
+        ops.gemm(x.requires_grad_(), w, deterministic=True)
+
+
+def test_compile_gemm_builds_what_calls_need(setting: Setting) -> None:
+    x, w = layer(16)
+    names = ops.compile_gemm(x, w, rows=(1, 8192))
+    assert names == list(dict.fromkeys(names))
+    assert len(names) <= 8
+    asked = list(setting.builds.asked)
+    assert sorted(asked) == sorted(names)
+    big = torch.zeros(8192, 4096).bfloat16()
+    for m in (1, 2, 16, 77, 128, 500, 2048, 8192):
+        ops.gemm(big[:m], w, deterministic=True)
+    assert setting.builds.asked == asked
