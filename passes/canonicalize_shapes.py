@@ -30,8 +30,12 @@ In this order:
    the ranges of the symbols;
 2. views fold (see ``shapejit-fold-views``), transposes of weights among them: what follows looks
    at who reads whom;
-3. dims of size one leave the spaces of loops and the batch dims of gemms;
-4. the rows of linear layers, and of the loops that share them, collapse to one dim; then the views
+3. a convolution that is a product of matrices becomes a gemm, others read images whose channels are
+   last (`convolutions`);
+4. dims of size one leave the spaces of loops and the batch dims of gemms;
+5. pointwise loops take the layout of what they read (`layouts`): channels last, once chosen by a
+   convolution, holds for all that follows;
+6. the rows of linear layers, and of the loops that share them, collapse to one dim; then the views
    that this leaves between two ops that both follow cancel.
 
 The types of the function's arguments and results stay as they are. A value that is returned gets a
@@ -46,6 +50,8 @@ from typing import Any
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, option, register_pass
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
+from shapejit.passes.canonical.convolutions import conv_to_gemm, read_channels_last
+from shapejit.passes.canonical.layouts import spread_layouts
 from shapejit.passes.canonical.respelling import Respeller
 from shapejit.passes.canonical.rows import collapse_rows
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
@@ -65,8 +71,12 @@ class CanonicalizeShapes(Pass):
             Respeller(facts).run(function)
             ViewFolder(function, facts).run()
             for op in sir.operations(sir.body(function)):
+                if op.name == "shapejit.conv" and not conv_to_gemm(op, facts):
+                    read_channels_last(op, facts)
+            for op in sir.operations(sir.body(function)):
                 drop_unit_dims(op)
             ViewFolder(function, facts).run()
+            spread_layouts(function, facts)
             if self.rows:
                 collapse_rows(function, facts)
                 ViewFolder(function, facts).run()

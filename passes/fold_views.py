@@ -5,8 +5,8 @@
 
 Why: a view that stays a view costs a kernel that copies, and hides from fusion who reads what.
 A reader that can address its operand through any map takes the view's map into its own, simplified
-within the ranges of its indices; an attention whose result is only read through one view writes
-where the view would have read.
+within the ranges of its indices; an attention or a convolution whose result is only read through
+one view writes where the view would have read.
 
 Before::
 
@@ -25,14 +25,16 @@ After::
 What is folded where:
 
 * a view of a view always: the two become one map;
-* a map that adds no division of the reader's indices: everywhere;
+* a map that adds no division of the reader's indices: everywhere, except that a convolution leaves
+  alone what only regroups contiguous dims, so that its images keep their dims, and a view without
+  which the channels of its image would not be last;
 * one that adds a division and only regroups contiguous dims: nowhere, because it costs nothing
   where it is (a launch may regroup the dims of what it passes), except into a loop that is the
   only reader of a pointwise loop, as the two will become one;
-* one that adds a division and moves elements: into loops and the extras of a gemm; into a gemm
-  or an attention if no row, column or contracted index is divided (those are the loops of its
-  micro-kernel, which steps through memory by a constant stride). Else the view stays and is
-  materialised.
+* one that adds a division and moves elements: into loops and the extras of a gemm or conv; into
+  a gemm, a conv or an attention if no row, column, pixel, tap or contracted index is divided
+  (those are the loops of its micro-kernel, which steps through memory by a constant stride).
+  Else the view stays and is materialised.
 
 A `tensor.extract` in a body takes a view's map if it needs no division.
 """
@@ -40,8 +42,8 @@ A `tensor.extract` in a body takes a view's map if it needs no division.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from mlir import ir
 
@@ -50,8 +52,11 @@ from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.analysis.accesses import Access, accesses, set_access, weight_count
 from shapejit.passes.analysis.index_values import IndexValues
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
-from shapejit.symbolic import Expr, invert_map, is_reshape, map_exprs
+from shapejit.symbolic import Expr, invert_map, is_reshape, linearize, map_exprs
 from shapejit.symbolic.expr import AtomKind
+
+# Ops that have a map for their result.
+_WRITE_BY_MAP: Final = frozenset({"shapejit.attention", "shapejit.conv"})
 
 
 def divided_dims(exprs: Sequence[Expr]) -> frozenset[int]:
@@ -75,21 +80,26 @@ class ViewFolder:
 
     def __init__(self, function: Any, facts: SymbolFacts) -> None:
         self._block = sir.body(function)
-        self._facts = facts
+        self.facts = facts
 
     def run(self) -> None:
         """Folds and sinks all views that can be, and erases those that are read no more."""
         # In program order, so that the source of a view is never a view that could be composed.
         for op in sir.operations(self._block):
             if op.name == "shapejit.view":
-                self._fold(op)
-        self._erase_dead_views()
+                self.fold(op)
+        self.erase_dead_views()
+        self.sink()
+
+    def sink(self) -> None:
+        """Lets producers write where the only view of their result reads."""
         for op in sir.operations(self._block):
             if op.name == "shapejit.view":
                 self._sink(op)
-        self._erase_dead_views()
+        self.erase_dead_views()
 
-    def _fold(self, view: Any) -> None:
+    def fold(self, view: Any) -> None:
+        """Folds a view into those of its readers that can take it."""
         self._compose(view)
         if self._is_identity(view):
             view.results[0].replace_all_uses_with(view.operands[0])
@@ -110,7 +120,7 @@ class ViewFolder:
                 e.substitute(dims=inner) for e in map_exprs(producer.attributes["map"].value)
             )
             source = producer.operands[0]
-        simple = tuple(map(self._facts.over(access.space).simplify, exprs))
+        simple = tuple(map(self.facts.over(access.space).simplify, exprs))
         if source != access.value or simple != access.exprs:
             set_access(view, access, source, simple)
 
@@ -124,7 +134,8 @@ class ViewFolder:
             for i, (expr, size) in enumerate(zip(access.exprs, access.space, strict=True))
         )
 
-    def _erase_dead_views(self) -> None:
+    def erase_dead_views(self) -> None:
+        """Erases the views that nobody reads."""
         for op in reversed(sir.operations(self._block)):
             if op.name == "shapejit.view" and not list(op.results[0].uses):
                 op.erase()
@@ -139,42 +150,44 @@ class ViewFolder:
         """
         inner = dict(enumerate(access.exprs))
         outer = map_exprs(view.attributes["map"].value)
-        simplify = self._facts.over(access.space).simplify
+        simplify = self.facts.over(access.space).simplify
         exprs = tuple(simplify(e.substitute(dims=inner)) for e in outer)
         return exprs, divided_dims(exprs) if divided_dims(outer) else frozenset()
 
     def regroups(self, view: Any) -> bool:
         """Whether the view keeps all elements in their order in memory."""
         exprs = map_exprs(view.attributes["map"].value)
-        source, result = map(self._facts.sizes, (view.operands[0], view.results[0]))
-        return is_reshape(exprs, source, result, self._facts.symbol_ranges)
+        source, result = map(self.facts.sizes, (view.operands[0], view.results[0]))
+        return is_reshape(exprs, source, result, self.facts.symbol_ranges)
 
     # Into the producer ----------------------------------------------------------------------------
 
     def _sink(self, view: Any) -> None:
-        """Lets an attention write where its only reader, a view, would have read."""
-        attention = sir.defining_op(view.operands[0])
-        if attention is None or attention.name != "shapejit.attention":
+        """Lets an attention or a conv write where its only reader, a view, would have read."""
+        producer = sir.defining_op(view.operands[0])
+        if producer is None or producer.name not in _WRITE_BY_MAP:
             return
-        if len(list(attention.results[0].uses)) != 1:
+        if producer.name == "shapejit.conv" and self.regroups(view):
+            return
+        if len(list(producer.results[0].uses)) != 1:
             return
         inverse = invert_map(
             map_exprs(view.attributes["map"].value),
-            self._facts.sizes(attention.results[0]),
-            self._facts.sizes(view.results[0]),
-            self._facts.symbol_ranges,
+            self.facts.sizes(producer.results[0]),
+            self.facts.sizes(view.results[0]),
+            self.facts.symbol_ranges,
         )
         if inverse is None:
             return
-        access = accesses(attention)[-1]
+        access = accesses(producer)[-1]
         written = dict(enumerate(access.exprs))
-        simplify = self._facts.over(access.space).simplify
+        simplify = self.facts.over(access.space).simplify
         exprs = [simplify(e.substitute(dims=written)) for e in inverse]
         if divided_dims(exprs):
             return
-        set_access(attention, access, None, exprs)
-        attention.results[0].set_type(view.results[0].type)
-        view.results[0].replace_all_uses_with(attention.results[0])
+        set_access(producer, access, None, exprs)
+        producer.results[0].set_type(view.results[0].type)
+        view.results[0].replace_all_uses_with(producer.results[0])
 
 
 # Rules, by reader ---------------------------------------------------------------------------------
@@ -211,6 +224,31 @@ def _into_gemm(folder: ViewFolder, view: Any, gemm: Any, operand: int) -> None:
     else:
         kept = set()
     _into_heavy_op(folder, view, gemm, access, frozenset(kept))
+
+
+def channels_are_last(access: Access, facts: SymbolFacts) -> bool:
+    """Whether a conv reads its input so that neighbouring channels are neighbours in memory."""
+    offset = linearize(access.exprs, facts.sizes(access.value))
+    _, groups, *_, channels = access.space
+    last = len(access.space) - 1
+    return (channels == 1 or offset.stride(last) == 1) and (
+        groups == 1 or offset.stride(1) == channels
+    )
+
+
+@_rule("shapejit.conv")
+def _into_conv(folder: ViewFolder, view: Any, conv: Any, operand: int) -> None:
+    if folder.regroups(view):
+        return
+    access = accesses(conv)[operand]
+    if operand == 0 and channels_are_last(access, folder.facts):
+        exprs, _ = folder.composed(view, access)
+        folded = replace(access, value=view.operands[0], exprs=exprs)
+        if not channels_are_last(folded, folder.facts):
+            return
+    # Maps are over (n, g, p.., c) and (g, f, c, t..).
+    first = {0: 2, 1: 1}.get(operand, len(access.space))
+    _into_heavy_op(folder, view, conv, access, frozenset(range(first, len(access.space))))
 
 
 @_rule("shapejit.attention")

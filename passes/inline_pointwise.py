@@ -30,7 +30,8 @@ Every loop is visited once, in program order, and takes these steps:
 3. Dims that no value of the loop depends on are dropped; readers broadcast through their maps.
    A padding mask then has [batch, keys] elements and not [batch, 1, queries, keys].
 4. It becomes the epilogue of a gemm whose result it alone reads (`epilogues`); two gemms of the
-   same lhs that meet in it become one with two weights.
+   same lhs that meet in it become one with two weights. Or it becomes that of a convolution
+   (`conv_epilogues`), which at the end writes where a view that is left would have read.
 
 What a program computes does not change, scalar by scalar: the scalar operations are the same ones
 in the same order. Reductions are never producers here.
@@ -46,7 +47,9 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
-from shapejit.passes.fusion import bodies, epilogues
+from shapejit.passes.analysis.symbol_facts import SymbolFacts
+from shapejit.passes.fold_views import ViewFolder
+from shapejit.passes.fusion import bodies, conv_epilogues, epilogues
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes
 from shapejit.passes.fusion.readers import erase_dead, is_live, is_read, read_only_by, readers
 from shapejit.symbolic import Expr
@@ -244,7 +247,7 @@ def _clone_at(
 # Dropping dims ------------------------------------------------------------------------------------
 
 _READ_BY_MAP: Final = frozenset(
-    {"shapejit.loop", "shapejit.gemm", "shapejit.attention", "shapejit.view"}
+    {"shapejit.loop", "shapejit.gemm", "shapejit.conv", "shapejit.attention", "shapejit.view"}
 )
 
 
@@ -391,7 +394,8 @@ class _Function:
         if not is_live(loop):
             return
         loop = drop_dims(loop, self._codec)
-        epilogues.fuse(loop, self._codec)
+        if not epilogues.fuse(loop, self._codec):
+            conv_epilogues.fuse(loop, self._codec)
 
     def _inline_one(self, consumer: Any) -> Any | None:
         """The consumer with one more producer inlined; None if there is none to inline."""
@@ -420,5 +424,7 @@ class InlinePointwise(Pass):
 
     def run(self, module: Any) -> None:
         codec = Codec(module)
+        facts = SymbolFacts.of(module)
         for function in sir.functions(module):
             _Function(function, codec).run()
+            ViewFolder(function, facts).sink()

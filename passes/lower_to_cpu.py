@@ -51,6 +51,9 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.cpu.attention import emit_attention
+from shapejit.passes.cpu.conv import emit_conv
+from shapejit.passes.cpu.depthwise import emit_depthwise
+from shapejit.passes.cpu.depthwise import fits as fits_depthwise
 from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.gemm import emit_gemm
 from shapejit.passes.cpu.kernel import KernelFunction
@@ -59,6 +62,7 @@ from shapejit.passes.cpu.parallel import CHUNK_COST
 from shapejit.passes.cpu.problems import (
     KernelOps,
     attention_problem,
+    conv_problem,
     gemm_problem,
     loop_kernel,
     tensor_of,
@@ -94,6 +98,16 @@ def _only(op: Any, ops: Sequence[Any]) -> None:
 def _gemm(kernel: KernelOps, ops: Sequence[Any]) -> None:
     _only(ops[-1], ops)
     emit_gemm(kernel.function, gemm_problem(kernel, ops[-1]))
+
+
+@_rule("shapejit.conv")
+def _conv(kernel: KernelOps, ops: Sequence[Any]) -> None:
+    _only(ops[-1], ops)
+    problem = conv_problem(kernel, ops[-1])
+    if fits_depthwise(kernel.function, problem):
+        emit_depthwise(kernel.function, problem)
+    else:
+        emit_conv(kernel.function, problem)
 
 
 @_rule("shapejit.attention")

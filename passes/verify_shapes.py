@@ -8,9 +8,10 @@ does, so it can be run after any other to find the pass that broke a shape. It c
 
 It checks that symbols have dense ids; that every ranked tensor carries its sizes; that only
 declared symbols are used; that no size is negative; that every index map stays inside its tensor;
-that attention writes each element of its result once; and that what is passed to a kernel has the
-number of elements that the kernel expects. (Result sizes follow from the iteration space in the
-op's own verifier.) A kernel is checked under the bindings of each of its launches.
+that attention and convolutions write each element of their result once; that a convolution has as
+many output pixels as its window gives; and that what is passed to a kernel has the number of
+elements that the kernel expects. (Other result sizes follow from the iteration space in the op's
+own verifier.) A kernel is checked under the bindings of each of its launches.
 
 A statement is first tried as a proof over expressions. One that cannot be proved is tested at
 sample values of the symbols, and rejected if any of them is a counterexample: so an error always
@@ -40,6 +41,7 @@ from shapejit.passes.analysis.accesses import Access, Sizes, accesses
 from shapejit.passes.analysis.samples import Assignment, describe, sample_symbols
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.symbolic import Expr, invert_map, map_exprs, product
+from shapejit.windows import Window
 
 # Index tuples of one space that are tried at one sample.
 _MAX_POINTS: Final = 64
@@ -123,8 +125,8 @@ class Scope:
     def _check_symbols(self, op: Any) -> None:
         for name in op.attributes:
             attribute = op.attributes[name]
-            if name == "space":
-                self._check_declared(op, "the space", sir.attr_sizes(attribute))
+            if name in ("space", "image"):
+                self._check_declared(op, f"the {name}", sir.attr_sizes(attribute))
             maps = attribute if isinstance(attribute, ir.ArrayAttr) else [attribute]
             for entry in maps:
                 if isinstance(entry, ir.AffineMapAttr):
@@ -170,10 +172,52 @@ def _mapped_op(scope: Scope, op: Any) -> None:
 @_rule("shapejit.attention")
 def _attention(scope: Scope, op: Any) -> None:
     _mapped_op(scope, op)
+    _check_written_once(scope, op, "attention")
+
+
+@_rule("shapejit.conv")
+def _conv(scope: Scope, op: Any) -> None:
+    image = sir.attr_sizes(op.attributes["image"])
+    for i, size in enumerate(scope.resolve_all(image)):
+        scope.check_size(op, f"dimension {i} of the image", size)
+    _check_output_pixels(scope, op, image)
+    _mapped_op(scope, op)
+    _check_written_once(scope, op, "the convolution")
+
+
+def _check_output_pixels(scope: Scope, op: Any, image: Sizes) -> None:
+    """Each spatial dim of the space is what the window gives, 0 where that is negative."""
+    space, rank = sir.attr_sizes(op.attributes["space"]), len(image)
+    sizes = scope.resolve_all(image)
+    wanted = Window.of(op).output_sizes(sizes, scope.resolve_all(space[4 + rank :]))
+    pixels = scope.resolve_all(space[2 : 2 + rank])
+    for i, (have, want, size) in enumerate(zip(pixels, wanted, sizes, strict=True)):
+        if scope.facts.over(()).simplify(have - want).constant != 0:
+            _try_pixels(scope, op, i, have, want, size)
+
+
+def _try_pixels(scope: Scope, op: Any, dim: int, have: Expr, want: Expr, image: Expr) -> None:
+    def violated(values: Assignment) -> bool:
+        if image.evaluate(values) == 0:  # the window says nothing of an empty image
+            return False
+        return have.evaluate(values) != max(want.evaluate(values), 0)
+
+    values = scope.counterexample(violated)
+    if values is not None:
+        raise scope.fail(
+            op,
+            f"has {have} = {have.evaluate(values)} output pixels in spatial dimension {dim} but "
+            f"its window gives {want} = {max(want.evaluate(values), 0)}, "
+            f"{describe([have, want], values)}",
+        )
+
+
+def _check_written_once(scope: Scope, op: Any, name: str) -> None:
+    """The map of the only result, the op's last, takes each element once."""
     result = accesses(op)[-1]
     exprs, space = scope.resolve_all(result.exprs), scope.resolve_all(result.space)
     sizes = scope.facts.sizes(result.value.type)
-    _check_count(scope, op, "the result", sizes, "attention computes", space)
+    _check_count(scope, op, "the result", sizes, f"{name} computes", space)
     if invert_map(exprs, sizes, space, scope.facts.symbol_ranges) is not None:
         return
     for values in scope.samples:

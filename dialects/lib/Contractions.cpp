@@ -1,7 +1,7 @@
 // Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// gemm, attention and pack.
+// gemm, conv, attention and pack.
 
 #include "shapejit/Utils.h"
 
@@ -32,17 +32,124 @@ static LogicalResult verifySizes(Operation *op, Type type, ArrayRef<AffineExpr> 
 }
 
 //===----------------------------------------------------------------------===//
+// What gemm and conv share
+//===----------------------------------------------------------------------===//
+
+/// The type in which products of `operand`'s elements are summed.
+static Type accumulateType(std::optional<Type> given, Value operand) {
+  if (given)
+    return *given;
+  Type element = elementOf(operand);
+  if (isa<FloatType>(element) && element.getIntOrFloatBitWidth() < 32)
+    return Float32Type::get(element.getContext());
+  return element;
+}
+
+/// `accumulate f64 epilogue {..}`, both optional.
+static ParseResult parseEpilogue(OpAsmParser &parser, OperationState &result) {
+  if (succeeded(parser.parseOptionalKeyword("accumulate"))) {
+    Type type;
+    if (parser.parseType(type))
+      return failure();
+    result.addAttribute("accumulate", TypeAttr::get(type));
+  }
+  Region *epilogue = result.addRegion();
+  if (succeeded(parser.parseOptionalKeyword("epilogue")))
+    return parser.parseRegion(*epilogue);
+  return success();
+}
+
+static void printEpilogue(OpAsmPrinter &printer, std::optional<Type> accumulate, Region &epilogue) {
+  if (accumulate)
+    printer << " accumulate " << *accumulate;
+  if (epilogue.empty())
+    return;
+  printer << " epilogue ";
+  printer.printRegion(epilogue);
+}
+
+/// The epilogue takes the accumulators, one a weight, and the extras' elements and yields the
+/// result's.
+template <typename Contraction>
+static LogicalResult verifyEpilogue(Contraction op, size_t weights) {
+  Type operand = elementOf(op->getOperand(0)), result = elementOf(op.getResult());
+  Type accumulate = op.getAccumulateType();
+  size_t extras = op.getExtras().size();
+  if (op.getEpilogue().empty()) {
+    if (weights != 1 || extras != 0)
+      return op.emitOpError() << "has " << weights << " weights and " << extras
+                              << " extras, which only an epilogue can combine";
+    if (result != accumulate && result != operand)
+      return op.emitOpError() << "without an epilogue gives the accumulate type " << accumulate
+                              << " or the operands' " << operand << ", not " << result;
+    return success();
+  }
+  Block &body = op.getEpilogue().front();
+  if (body.getNumArguments() != weights + extras)
+    return op.emitOpError() << "epilogue takes " << body.getNumArguments()
+                            << " arguments, expected " << weights << " accumulators and " << extras
+                            << " extras";
+  for (auto [i, argument] : llvm::enumerate(body.getArguments())) {
+    Type expected = i < weights ? accumulate : elementOf(op.getExtras()[i - weights]);
+    if (argument.getType() != expected)
+      return op.emitOpError() << "epilogue argument " << i << " is " << argument.getType()
+                              << ", expected " << expected;
+  }
+  YieldOp yield = yieldOf(body);
+  if (!yield || yield.getValues().size() != 1 || yield.getValues()[0].getType() != result)
+    return op.emitOpError() << "epilogue must yield one " << result;
+  return success();
+}
+
+namespace {
+/// Drops extras that the epilogue does not read and merges equal ones.
+template <typename Contraction> struct SimplifyExtras : OpRewritePattern<Contraction> {
+  using OpRewritePattern<Contraction>::OpRewritePattern;
+  LogicalResult matchAndRewrite(Contraction op, PatternRewriter &rewriter) const override {
+    if (op.getEpilogue().empty())
+      return failure();
+    Block &body = op.getEpilogue().front();
+    size_t count = op.getExtras().size();
+    size_t accumulators = body.getNumArguments() - count;
+    ArrayRef<Attribute> all = op.getMaps().getValue();
+    size_t first = op->getNumOperands() - count;
+    ArrayRef<Attribute> extraMaps = all.slice(first, count);
+    SmallVector<Attribute> maps(all.take_front(first));
+    SmallVector<Value> extras;
+    llvm::BitVector drop(body.getNumArguments());
+    for (auto [i, extra] : llvm::enumerate(op.getExtras())) {
+      BlockArgument argument = body.getArgument(accumulators + i);
+      bool merged = false;
+      for (unsigned j = 0; j < i && !merged; ++j)
+        if (!drop[accumulators + j] && op.getExtras()[j] == extra && extraMaps[j] == extraMaps[i]) {
+          rewriter.replaceAllUsesWith(argument, body.getArgument(accumulators + j));
+          merged = true;
+        }
+      if (merged || argument.use_empty()) {
+        drop.set(accumulators + i);
+        continue;
+      }
+      extras.push_back(extra);
+      maps.push_back(extraMaps[i]);
+    }
+    if (drop.none())
+      return failure();
+    llvm::append_range(maps, all.drop_front(first + count));
+    rewriter.modifyOpInPlace(op, [&] {
+      body.eraseArguments(drop);
+      op.getExtrasMutable().assign(extras);
+      op.setMapsAttr(rewriter.getArrayAttr(maps));
+    });
+    return success();
+  }
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
 // GemmOp
 //===----------------------------------------------------------------------===//
 
-Type GemmOp::getAccumulateType() {
-  if (std::optional<Type> type = getAccumulate())
-    return *type;
-  Type element = elementOf(getLhs());
-  if (isa<FloatType>(element) && element.getIntOrFloatBitWidth() < 32)
-    return Float32Type::get(getContext());
-  return element;
-}
+Type GemmOp::getAccumulateType() { return accumulateType(getAccumulate(), getLhs()); }
 
 ParseResult GemmOp::parse(OpAsmParser &parser, OperationState &result) {
   Builder &builder = parser.getBuilder();
@@ -56,18 +163,9 @@ ParseResult GemmOp::parse(OpAsmParser &parser, OperationState &result) {
     return failure();
   if (lhs.operands.size() != 1)
     return parser.emitError(lhs.loc, "expected one lhs");
-  if (succeeded(parser.parseOptionalKeyword("accumulate"))) {
-    Type type;
-    if (parser.parseType(type))
-      return failure();
-    result.addAttribute("accumulate", TypeAttr::get(type));
-  }
-  Region *epilogue = result.addRegion();
-  if (succeeded(parser.parseOptionalKeyword("epilogue")) && parser.parseRegion(*epilogue))
-    return failure();
   Type type;
-  if (parser.parseOptionalAttrDict(result.attributes) || parser.parseArrow() ||
-      parser.parseType(type))
+  if (parseEpilogue(parser, result) || parser.parseOptionalAttrDict(result.attributes) ||
+      parser.parseArrow() || parser.parseType(type))
     return failure();
   for (MappedOperands *group : {&lhs, &weights, &extras})
     if (parser.resolveOperands(group->operands, group->types, group->loc, result.operands))
@@ -89,46 +187,10 @@ void GemmOp::print(OpAsmPrinter &printer) {
   printMappedOperands(printer, "lhs", getLhs(), maps.take_front(1));
   printMappedOperands(printer, "rhs", getWeights(), maps.slice(1, weights));
   printMappedOperands(printer, "extras", getExtras(), maps.drop_front(1 + weights));
-  if (std::optional<Type> type = getAccumulate())
-    printer << " accumulate " << *type;
-  if (!getEpilogue().empty()) {
-    printer << " epilogue ";
-    printer.printRegion(getEpilogue());
-  }
+  printEpilogue(printer, getAccumulate(), getEpilogue());
   printer.printOptionalAttrDict((*this)->getAttrs(),
                                 {"space", "maps", "accumulate", "operandSegmentSizes"});
   printer << " -> " << getType();
-}
-
-/// The epilogue takes the accumulators and the extras' elements and yields the result's.
-static LogicalResult verifyEpilogue(GemmOp op) {
-  Type result = elementOf(op.getResult()), accumulate = op.getAccumulateType();
-  size_t weights = op.getWeights().size(), extras = op.getExtras().size();
-  if (op.getEpilogue().empty()) {
-    if (weights != 1 || extras != 0)
-      return op.emitOpError() << "has " << weights << " weights and " << extras
-                              << " extras, which only an epilogue can combine";
-    if (result != accumulate && result != elementOf(op.getLhs()))
-      return op.emitOpError() << "without an epilogue gives the accumulate type " << accumulate
-                              << " or the operands' " << elementOf(op.getLhs()) << ", not "
-                              << result;
-    return success();
-  }
-  Block &body = op.getEpilogue().front();
-  if (body.getNumArguments() != weights + extras)
-    return op.emitOpError() << "epilogue takes " << body.getNumArguments()
-                            << " arguments, expected " << weights << " accumulators and " << extras
-                            << " extras";
-  for (auto [i, argument] : llvm::enumerate(body.getArguments())) {
-    Type expected = i < weights ? accumulate : elementOf(op.getExtras()[i - weights]);
-    if (argument.getType() != expected)
-      return op.emitOpError() << "epilogue argument " << i << " is " << argument.getType()
-                              << ", expected " << expected;
-  }
-  YieldOp yield = yieldOf(body);
-  if (!yield || yield.getValues().size() != 1 || yield.getValues()[0].getType() != result)
-    return op.emitOpError() << "epilogue must yield one " << result;
-  return success();
 }
 
 LogicalResult GemmOp::verify() {
@@ -165,51 +227,217 @@ LogicalResult GemmOp::verify() {
   }
   if (failed(verifySizes(*this, getType(), space.drop_back())))
     return failure();
-  return verifyEpilogue(*this);
+  return verifyEpilogue(*this, weights);
 }
 
+void GemmOp::getCanonicalizationPatterns(RewritePatternSet &patterns, MLIRContext *context) {
+  patterns.add<SimplifyExtras<GemmOp>>(context);
+}
+
+//===----------------------------------------------------------------------===//
+// ConvOp
+//===----------------------------------------------------------------------===//
+
+Type ConvOp::getAccumulateType() { return accumulateType(getAccumulate(), getInput()); }
+
 namespace {
-/// Drops extras that the epilogue does not read and merges equal ones.
-struct SimplifyExtras : OpRewritePattern<GemmOp> {
-  using OpRewritePattern::OpRewritePattern;
-  LogicalResult matchAndRewrite(GemmOp op, PatternRewriter &rewriter) const override {
-    if (op.getEpilogue().empty())
-      return failure();
-    Block &body = op.getEpilogue().front();
-    size_t weights = op.getWeights().size();
-    SmallVector<Attribute> maps(op.getMaps().getValue().take_front(1 + weights));
-    SmallVector<Value> extras;
-    llvm::BitVector drop(body.getNumArguments());
-    for (auto [i, extra] : llvm::enumerate(op.getExtras())) {
-      BlockArgument argument = body.getArgument(weights + i);
-      bool merged = false;
-      for (unsigned j = 0; j < i && !merged; ++j)
-        if (!drop[weights + j] && op.getExtras()[j] == extra &&
-            op.getMaps()[1 + weights + j] == op.getMaps()[1 + weights + i]) {
-          rewriter.replaceAllUsesWith(argument, body.getArgument(weights + j));
-          merged = true;
-        }
-      if (merged || argument.use_empty()) {
-        drop.set(weights + i);
-        continue;
-      }
-      extras.push_back(extra);
-      maps.push_back(op.getMaps()[1 + weights + i]);
-    }
-    if (drop.none())
-      return failure();
-    rewriter.modifyOpInPlace(op, [&] {
-      body.eraseArguments(drop);
-      op.getExtrasMutable().assign(extras);
-      op.setMapsAttr(rewriter.getArrayAttr(maps));
-    });
-    return success();
-  }
-};
+/// The lists of a window that are written only when they say something; all but `padding` hold
+/// 1 by default.
+constexpr StringLiteral kFactorKeywords[] = {"stride", "dilation", "lhs_dilation"};
+constexpr StringLiteral kFactorAttributes[] = {"strides", "dilations", "lhs_dilations"};
 } // namespace
 
-void GemmOp::getCanonicalizationPatterns(RewritePatternSet &patterns, MLIRContext *context) {
-  patterns.add<SimplifyExtras>(context);
+/// `[2, 2]`, or nothing when the keyword does not follow.
+static ParseResult parseFactors(OpAsmParser &parser, StringRef keyword,
+                                SmallVectorImpl<int64_t> &factors) {
+  if (failed(parser.parseOptionalKeyword(keyword)))
+    return success();
+  factors.clear();
+  return parser.parseCommaSeparatedList(
+      AsmParser::Delimiter::Square, [&] { return parser.parseInteger(factors.emplace_back()); });
+}
+
+/// `padding [(3, 3), (3, 2)]`, or nothing.
+static ParseResult parsePadding(OpAsmParser &parser, SmallVectorImpl<int64_t> &padding) {
+  if (failed(parser.parseOptionalKeyword("padding")))
+    return success();
+  padding.clear();
+  return parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, [&]() -> ParseResult {
+    return failure(parser.parseLParen() || parser.parseInteger(padding.emplace_back()) ||
+                   parser.parseComma() || parser.parseInteger(padding.emplace_back()) ||
+                   parser.parseRParen());
+  });
+}
+
+/// `image [s1, s2] stride [2, 2] padding [(3, 3), (3, 3)]`.
+static ParseResult parseWindow(OpAsmParser &parser, OperationState &result) {
+  Builder &builder = parser.getBuilder();
+  SmallVector<AffineExpr> image;
+  if (parser.parseKeyword("image") || parseSizes(parser, image))
+    return failure();
+  result.addAttribute("image", ShapeAttr::get(parser.getContext(), image));
+  for (auto [keyword, attribute] : llvm::zip(kFactorKeywords, kFactorAttributes)) {
+    SmallVector<int64_t> factors(image.size(), 1);
+    if (parseFactors(parser, keyword, factors))
+      return failure();
+    result.addAttribute(attribute, builder.getDenseI64ArrayAttr(factors));
+  }
+  SmallVector<int64_t> padding(2 * image.size(), 0);
+  if (parsePadding(parser, padding))
+    return failure();
+  result.addAttribute("padding", builder.getDenseI64ArrayAttr(padding));
+  return success();
+}
+
+static void printWindow(OpAsmPrinter &printer, ConvOp op) {
+  printer << " image ";
+  printSizes(printer, op.getImage().getDims());
+  for (auto [keyword, attribute] : llvm::zip(kFactorKeywords, kFactorAttributes)) {
+    ArrayRef<int64_t> factors = op->getAttrOfType<DenseI64ArrayAttr>(attribute);
+    if (llvm::all_of(factors, [](int64_t factor) { return factor == 1; }))
+      continue;
+    printer << " " << keyword << " [";
+    llvm::interleaveComma(factors, printer.getStream());
+    printer << "]";
+  }
+  ArrayRef<int64_t> padding = op.getPadding();
+  if (llvm::all_of(padding, [](int64_t pad) { return pad == 0; }))
+    return;
+  printer << " padding [";
+  llvm::interleaveComma(
+      llvm::seq<size_t>(0, padding.size() / 2), printer.getStream(),
+      [&](size_t i) { printer << "(" << padding[2 * i] << ", " << padding[2 * i + 1] << ")"; });
+  printer << "]";
+}
+
+ParseResult ConvOp::parse(OpAsmParser &parser, OperationState &result) {
+  Builder &builder = parser.getBuilder();
+  SmallVector<AffineExpr> space;
+  SmallVector<Attribute> maps;
+  MappedOperands input, weight, extras;
+  if (parser.parseKeyword("over") || parseSizes(parser, space) || parseWindow(parser, result) ||
+      parseMappedOperands(parser, "input", /*optional=*/false, input, maps) ||
+      parseMappedOperands(parser, "weight", /*optional=*/false, weight, maps) ||
+      parseMappedOperands(parser, "extras", /*optional=*/true, extras, maps))
+    return failure();
+  if (input.operands.size() != 1)
+    return parser.emitError(input.loc, "expected one input");
+  if (weight.operands.size() != 1)
+    return parser.emitError(weight.loc, "expected one weight");
+  AffineMapAttr resultMap;
+  Type type;
+  if (parseEpilogue(parser, result) || parser.parseOptionalAttrDict(result.attributes) ||
+      parser.parseArrow() || parser.parseAttribute(resultMap) || parser.parseColonType(type))
+    return failure();
+  maps.push_back(resultMap);
+  for (MappedOperands *group : {&input, &weight, &extras})
+    if (parser.resolveOperands(group->operands, group->types, group->loc, result.operands))
+      return failure();
+  result.addTypes(type);
+  result.addAttribute("space", ShapeAttr::get(parser.getContext(), space));
+  result.addAttribute("maps", builder.getArrayAttr(maps));
+  return success();
+}
+
+void ConvOp::print(OpAsmPrinter &printer) {
+  printer << " over ";
+  printSizes(printer, getSpace().getDims());
+  printWindow(printer, *this);
+  ArrayRef<Attribute> maps = getMaps().getValue();
+  printMappedOperands(printer, "input", getInput(), maps.slice(0, 1));
+  printMappedOperands(printer, "weight", getWeight(), maps.slice(1, 1));
+  printMappedOperands(printer, "extras", getExtras(), maps.slice(2, getExtras().size()));
+  printEpilogue(printer, getAccumulate(), getEpilogue());
+  printer.printOptionalAttrDict(
+      (*this)->getAttrs(),
+      {"space", "image", "maps", "strides", "dilations", "padding", "lhs_dilations", "accumulate"});
+  printer << " -> " << maps.back() << " : " << getType();
+}
+
+/// Lists of the window: an entry (`padding`: two) each spatial dimension, factors positive.
+static LogicalResult verifyWindow(ConvOp op) {
+  size_t spatial = op.getSpatialRank();
+  for (auto [keyword, attribute] : llvm::zip(kFactorKeywords, kFactorAttributes)) {
+    ArrayRef<int64_t> factors = op->getAttrOfType<DenseI64ArrayAttr>(attribute);
+    if (factors.size() != spatial)
+      return op.emitOpError() << keyword << " has " << factors.size() << " entries, expected "
+                              << spatial;
+    for (int64_t factor : factors)
+      if (factor < 1)
+        return op.emitOpError() << keyword << " must be at least 1, got " << factor;
+  }
+  if (op.getPadding().size() != 2 * spatial)
+    return op.emitOpError() << "padding has " << op.getPadding().size() << " numbers, expected "
+                            << 2 * spatial;
+  return success();
+}
+
+/// The number of output pixels where all sizes that it follows from are constant.
+static std::optional<int64_t> outputPixels(ConvOp op, unsigned dim) {
+  unsigned spatial = op.getSpatialRank();
+  auto image = dyn_cast<AffineConstantExpr>(op.getImage().getDims()[dim]);
+  auto taps = dyn_cast<AffineConstantExpr>(op.getSpace().getDims()[4 + spatial + dim]);
+  if (!image || !taps || image.getValue() == 0)
+    return std::nullopt;
+  int64_t dilated = (image.getValue() - 1) * op.getLhsDilations()[dim] + 1;
+  int64_t padded = dilated + op.getPadding()[2 * dim] + op.getPadding()[2 * dim + 1];
+  int64_t reach = (taps.getValue() - 1) * op.getDilations()[dim] + 1;
+  return std::max<int64_t>(0, llvm::divideFloorSigned(padded - reach, op.getStrides()[dim]) + 1);
+}
+
+static LogicalResult verifyOutputSizes(ConvOp op) {
+  for (unsigned dim = 0; dim < op.getSpatialRank(); ++dim) {
+    auto size = dyn_cast<AffineConstantExpr>(op.getSpace().getDims()[2 + dim]);
+    std::optional<int64_t> expected = outputPixels(op, dim);
+    if (size && expected && size.getValue() != *expected)
+      return op.emitOpError() << "has " << size.getValue() << " output pixels in spatial dimension "
+                              << dim << ", expected " << *expected;
+  }
+  return success();
+}
+
+LogicalResult ConvOp::verify() {
+  ArrayRef<AffineExpr> space = getSpace().getDims(), image = getImage().getDims();
+  size_t spatial = image.size();
+  if (spatial < 1 || spatial > 3)
+    return emitOpError() << "has an image of rank " << spatial << ", expected 1, 2 or 3";
+  if (space.size() != 4 + 2 * spatial)
+    return emitOpError() << "runs over " << space.size() << " dimensions, expected "
+                         << 4 + 2 * spatial << " for an image of rank " << spatial
+                         << ": [n, g, o.., f, c, t..]";
+  if (getMaps().size() != getNumOperands() + 1)
+    return emitOpError() << "has " << getMaps().size() << " maps, expected one for each of the "
+                         << getNumOperands() << " operands and one for the result";
+  if (failed(verifyWindow(*this)))
+    return failure();
+  AffineExpr n = space[0], g = space[1], f = space[2 + spatial], c = space[3 + spatial];
+  SmallVector<AffineExpr> inputSpace = {n, g}, weightSpace = {g, f, c};
+  llvm::append_range(inputSpace, image);
+  inputSpace.push_back(c);
+  llvm::append_range(weightSpace, space.take_back(spatial));
+  ArrayRef<AffineExpr> resultSpace = space.take_front(3 + spatial);
+  for (auto [i, operand] : llvm::enumerate(getOperands())) {
+    std::string what = i == 0   ? "the input"
+                       : i == 1 ? "the weight"
+                                : "extra " + std::to_string(i - 2);
+    ArrayRef<AffineExpr> over = i == 0 ? inputSpace : i == 1 ? weightSpace : resultSpace;
+    if (failed(verifyEncoded(*this, operand.getType(), what)) ||
+        failed(verifyAccess(*this, mapAt(getMaps(), i), over, operand.getType(), what)))
+      return failure();
+  }
+  if (elementOf(getWeight()) != elementOf(getInput()))
+    return emitOpError() << "the weight holds " << elementOf(getWeight()) << " but the input holds "
+                         << elementOf(getInput());
+  if (failed(verifyEncoded(*this, getType(), "the result")) ||
+      failed(verifyAccess(*this, mapAt(getMaps(), getNumOperands()), resultSpace, getType(),
+                          "the result")) ||
+      failed(verifyOutputSizes(*this)))
+    return failure();
+  return verifyEpilogue(*this, /*weights=*/1);
+}
+
+void ConvOp::getCanonicalizationPatterns(RewritePatternSet &patterns, MLIRContext *context) {
+  patterns.add<SimplifyExtras<ConvOp>>(context);
 }
 
 //===----------------------------------------------------------------------===//
@@ -309,19 +537,65 @@ LogicalResult AttentionOp::verify() {
 // PackOp
 //===----------------------------------------------------------------------===//
 
+ParseResult shapejit::parseSpace(OpAsmParser &parser, ShapeAttr &space) {
+  SmallVector<AffineExpr> sizes;
+  if (parseSizes(parser, sizes))
+    return failure();
+  space = ShapeAttr::get(parser.getContext(), sizes);
+  return success();
+}
+
+void shapejit::printSpace(OpAsmPrinter &printer, Operation *, ShapeAttr space) {
+  printSizes(printer, space.getDims());
+}
+
+/// The sizes over which a weight is packed; those of a matrix whose dimension `dim` comes first
+/// when the op has no space of its own.
+static FailureOr<SmallVector<int64_t>> packedSpace(PackOp op, RankedTensorType source) {
+  SmallVector<int64_t> sizes;
+  if (!op.getSpace()) {
+    int64_t dim = op.getDim();
+    if (source.getRank() != 2 || dim > 1)
+      return op.emitOpError()
+             << "without a space packs dimension 0 or 1 of a matrix, got dimension " << dim
+             << " of " << source;
+    return SmallVector<int64_t>{source.getDimSize(dim), source.getDimSize(1 - dim)};
+  }
+  for (AffineExpr size : op.getSpace()->getDims()) {
+    auto constant = dyn_cast<AffineConstantExpr>(size);
+    if (!constant)
+      return op.emitOpError() << "packs over constant sizes, got " << text(size);
+    sizes.push_back(constant.getValue());
+  }
+  if (op.getDim() >= sizes.size())
+    return op.emitOpError() << "cuts dimension " << op.getDim() << " of a space of rank "
+                            << sizes.size();
+  if (failed(verifyAccess(op, *op.getMap(), op.getSpace()->getDims(), source, "source")))
+    return failure();
+  return sizes;
+}
+
 LogicalResult PackOp::verify() {
   if (failed(verifyEncoded(*this, getSource().getType(), "source")) ||
       failed(verifyEncoded(*this, getType(), "result")))
     return failure();
   auto source = cast<RankedTensorType>(getSource().getType());
   auto result = cast<RankedTensorType>(getType());
-  if (source.getRank() != 2 || !source.hasStaticShape())
-    return emitOpError() << "packs a weight of rank 2 and static shape, got " << source;
-  int64_t dim = getDim(), panel = getPanel();
-  int64_t n = source.getDimSize(dim), k = source.getDimSize(1 - dim);
-  SmallVector<int64_t> expected = {static_cast<int64_t>(llvm::divideCeil(n, panel)), k, panel};
-  if (result.getShape() != ArrayRef(expected) || result.getElementType() != source.getElementType())
-    return emitOpError() << "gives " << result << ", expected " << expected[0] << "x" << expected[1]
-                         << "x" << expected[2] << "x" << source.getElementType();
+  if (!source.hasStaticShape())
+    return emitOpError() << "packs a weight of static shape, got " << source;
+  if (getSpace().has_value() != getMap().has_value())
+    return emitOpError("needs both a space and a map, or neither");
+  FailureOr<SmallVector<int64_t>> expected = packedSpace(*this, source);
+  if (failed(expected))
+    return failure();
+  int64_t panel = getPanel(), cut = getSpace() ? getDim() : 0;
+  (*expected)[cut] = llvm::divideCeil((*expected)[cut], panel);
+  expected->push_back(panel);
+  if (result.getShape() != ArrayRef(*expected) ||
+      result.getElementType() != source.getElementType()) {
+    auto diag = emitOpError() << "gives " << result << ", expected ";
+    llvm::interleave(*expected, diag, "x");
+    return diag << "x" << source.getElementType();
+  }
   return success();
 }

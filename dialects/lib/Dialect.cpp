@@ -23,7 +23,7 @@ namespace {
 struct KeepConstantsInBodies : DialectFoldInterface {
   using DialectFoldInterface::DialectFoldInterface;
   bool shouldMaterializeInto(Region *region) const final {
-    return isa<LoopOp, GemmOp, KernelOp>(region->getParentOp());
+    return isa<LoopOp, GemmOp, ConvOp, KernelOp>(region->getParentOp());
   }
 };
 } // namespace
@@ -163,5 +163,66 @@ LogicalResult BufferAttr::verify(function_ref<InFlightDiagnostic()> emitError, S
     return emitError() << "a buffer is in `arena` or `output`, got `" << space << "`";
   if (index < 0)
     return emitError() << "buffer index must not be negative, got " << index;
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// BucketAttr
+//===----------------------------------------------------------------------===//
+
+Attribute BucketAttr::parse(AsmParser &parser, Type) {
+  SmallVector<int64_t> lower, upper;
+  std::string variant, reason;
+  auto parseLower = [&] { return parser.parseInteger(lower.emplace_back()); };
+  auto parseUpper = [&]() -> ParseResult {
+    if (succeeded(parser.parseOptionalQuestion())) {
+      upper.push_back(kUnbounded);
+      return success();
+    }
+    return parser.parseInteger(upper.emplace_back());
+  };
+  SMLoc loc = parser.getCurrentLocation();
+  if (parser.parseLess() ||
+      parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, parseLower) ||
+      parser.parseComma() ||
+      parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, parseUpper) ||
+      parser.parseComma() || parser.parseString(&variant) || parser.parseComma() ||
+      parser.parseString(&reason) || parser.parseGreater())
+    return {};
+  return parser.getChecked<BucketAttr>(loc, parser.getContext(), lower, upper, variant, reason);
+}
+
+void BucketAttr::print(AsmPrinter &printer) const {
+  printer << "<[";
+  llvm::interleaveComma(getLower(), printer.getStream());
+  printer << "], [";
+  llvm::interleaveComma(getUpper(), printer.getStream(), [&](int64_t upper) {
+    if (upper == kUnbounded)
+      printer << "?";
+    else
+      printer << upper;
+  });
+  printer << "], ";
+  printer.printString(getVariant());
+  printer << ", ";
+  printer.printString(getReason());
+  printer << ">";
+}
+
+LogicalResult BucketAttr::verify(function_ref<InFlightDiagnostic()> emitError,
+                                 ArrayRef<int64_t> lower, ArrayRef<int64_t> upper,
+                                 StringRef variant, StringRef) {
+  if (lower.size() != upper.size())
+    return emitError() << "a bucket has a lower corner of rank " << lower.size()
+                       << " but an upper one of rank " << upper.size();
+  for (auto [i, low, high] : llvm::enumerate(lower, upper)) {
+    if (low < 0)
+      return emitError() << "a bucket starts at " << low << " on axis " << i
+                         << "; sizes are not negative";
+    if (low > high)
+      return emitError() << "a bucket is empty on axis " << i << ": " << low << " to " << high;
+  }
+  if (variant.empty())
+    return emitError() << "a bucket names the variant that serves it";
   return success();
 }

@@ -1,7 +1,7 @@
 // Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// Kernels and launches.
+// Kernels, launches and dispatch.
 
 #include "shapejit/Utils.h"
 
@@ -119,6 +119,92 @@ LogicalResult LaunchOp::verifySymbolUses(SymbolTableCollection &symbols) {
   for (auto [i, pair] : llvm::enumerate(llvm::zip(getResultTypes(), results.getTypes())))
     if (failed(verifyPassed(*this, std::get<0>(pair), std::get<1>(pair), "result " + Twine(i))))
       return failure();
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// DispatchOp
+//===----------------------------------------------------------------------===//
+
+ParseResult DispatchOp::parse(OpAsmParser &parser, OperationState &result) {
+  StringAttr kernel;
+  AffineMapAttr axes;
+  SmallVector<Attribute> buckets;
+  auto parseBucket = [&] { return parser.parseAttribute(buckets.emplace_back()); };
+  if (parser.parseSymbolName(kernel) || parser.parseKeyword("by") || parser.parseAttribute(axes) ||
+      parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, parseBucket) ||
+      parser.parseOptionalAttrDict(result.attributes))
+    return failure();
+  result.addAttribute("kernel", FlatSymbolRefAttr::get(kernel));
+  result.addAttribute("axes", axes);
+  result.addAttribute("buckets", parser.getBuilder().getArrayAttr(buckets));
+  return success();
+}
+
+void DispatchOp::print(OpAsmPrinter &printer) {
+  printer << " ";
+  printer.printSymbolName(getKernel());
+  printer << " by " << getAxesAttr() << " [";
+  printer.increaseIndent();
+  llvm::interleave(
+      getBuckets(), printer.getStream(),
+      [&](Attribute bucket) {
+        printer.printNewline();
+        printer << bucket;
+      },
+      ",");
+  printer.decreaseIndent();
+  printer.printNewline();
+  printer << "]";
+  printer.printOptionalAttrDict((*this)->getAttrs(), {"kernel", "axes", "buckets"});
+}
+
+static bool overlap(BucketAttr a, BucketAttr b) {
+  for (size_t i = 0, rank = a.getLower().size(); i < rank; ++i)
+    if (a.getUpper()[i] < b.getLower()[i] || b.getUpper()[i] < a.getLower()[i])
+      return false;
+  return true;
+}
+
+LogicalResult DispatchOp::verify() {
+  if (getAxes().getNumDims() != 0)
+    return emitOpError() << "decides by expressions of the kernel's symbols, got "
+                         << text(getAxes());
+  if (getBuckets().empty())
+    return emitOpError("has no buckets");
+  size_t rank = getAxes().getNumResults();
+  auto buckets = llvm::to_vector(getBuckets().getAsRange<BucketAttr>());
+  for (auto [i, bucket] : llvm::enumerate(buckets)) {
+    if (bucket.getLower().size() != rank)
+      return emitOpError() << "bucket " << i << " has rank " << bucket.getLower().size()
+                           << " but there are " << rank << " axes";
+    for (size_t j = 0; j < i; ++j)
+      if (overlap(buckets[j], bucket))
+        return emitOpError() << "buckets " << j << " (\"" << buckets[j].getVariant() << "\") and "
+                             << i << " (\"" << bucket.getVariant() << "\") overlap";
+  }
+  return success();
+}
+
+LogicalResult DispatchOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  Operation *target = symbols.lookupNearestSymbolFrom(*this, getKernelAttr());
+  if (!target)
+    return emitOpError() << "names @" << getKernel() << ", which does not exist";
+  // The first dispatch of a kernel is the one that stays.
+  for (auto other : cast<ModuleOp>((*this)->getParentOp()).getOps<DispatchOp>()) {
+    if (other == *this)
+      break;
+    if (other.getKernel() == getKernel())
+      return emitOpError() << "is the second one of @" << getKernel();
+  }
+  if (isa<ModuleOp>(target)) // lowered: a module with the kernel's code
+    return success();
+  auto kernel = dyn_cast<KernelOp>(target);
+  if (!kernel)
+    return emitOpError() << "names @" << getKernel() << ", which is not a kernel";
+  if (getAxes().getNumSymbols() > kernel.getSymbols())
+    return emitOpError() << "reads s" << getAxes().getNumSymbols() - 1 << " but @" << getKernel()
+                         << " has " << kernel.getSymbols() << " symbols";
   return success();
 }
 

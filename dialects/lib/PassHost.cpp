@@ -72,8 +72,8 @@ const llvm::StringMap<DialectInserter> &dialectInserters() {
   static const auto map =
       insertersOf<arith::ArithDialect, func::FuncDialect, gpu::GPUDialect, LLVM::LLVMDialect,
                   math::MathDialect, memref::MemRefDialect, NVVM::NVVMDialect, nvgpu::NVGPUDialect,
-                  omp::OpenMPDialect, scf::SCFDialect, tensor::TensorDialect,
-                  vector::VectorDialect, shapejit::ShapeJitDialect>();
+                  omp::OpenMPDialect, scf::SCFDialect, tensor::TensorDialect, vector::VectorDialect,
+                  shapejit::ShapeJitDialect>();
   return map;
 }
 

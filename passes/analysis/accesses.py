@@ -39,7 +39,7 @@ class Access:
 
 
 def accesses(op: Any) -> list[Access]:
-    """Every access of a view, loop, gemm or attention in the order of its maps; else none."""
+    """Every access of a view, loop, gemm, conv or attention in the order of its maps; else none."""
     rule = _RULES.get(op.name)
     return rule(op) if rule is not None else []
 
@@ -58,7 +58,7 @@ def set_access(op: Any, access: Access, value: Any, exprs: Sequence[Expr]) -> No
 
 
 def space_of(op: Any) -> Sizes:
-    """Sizes of the iteration space of a loop, gemm or attention."""
+    """Sizes of the iteration space of a loop, gemm, conv or attention."""
     return sir.attr_sizes(op.attributes["space"])
 
 
@@ -90,6 +90,21 @@ def _gemm(op: Any) -> list[Access]:
     return _mapped(op, names, [space] * (1 + weights) + [space[:-1]] * extras)
 
 
+def _conv(op: Any) -> list[Access]:
+    spaces = conv_spaces(space_of(op), sir.attr_sizes(op.attributes["image"]))
+    extras = len(op.operands) - 2
+    names = ["input", "weight", *(f"extra {i}" for i in range(extras)), "result"]
+    return _mapped(op, names, [*spaces[:2], *[spaces[2]] * (extras + 1)])
+
+
+def conv_spaces(space: Sizes, image: Sizes) -> tuple[Sizes, Sizes, Sizes]:
+    """What the maps of a conv's input, of its weight, and of its extras and result are over."""
+    spatial = len(image)
+    n, g, *pixels = space[: 2 + spatial]
+    f, c, *taps = space[2 + spatial :]
+    return (n, g, *image, c), (g, f, c, *taps), (n, g, *pixels, f)
+
+
 def _attention(op: Any) -> list[Access]:
     b, h, m, n, d, dv = space_of(op)
     names, spaces = ["q", "k", "v"], [(b, h, m, d), (b, h, n, d), (b, h, n, dv)]
@@ -114,5 +129,6 @@ _RULES: dict[str, Callable[[Any], list[Access]]] = {
     "shapejit.view": _view,
     "shapejit.loop": _loop,
     "shapejit.gemm": _gemm,
+    "shapejit.conv": _conv,
     "shapejit.attention": _attention,
 }

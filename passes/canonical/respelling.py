@@ -31,9 +31,10 @@ class Respeller:
         """Rewrites all but the types of the function's arguments and results."""
         for op in list(sir.walk(function)):
             self._respell_results(op)
-            if "space" in op.attributes:
-                space = map(self._size, sir.attr_sizes(op.attributes["space"]))
-                op.attributes["space"] = sir.shape_attr(space)
+            for name in ("space", "image"):
+                if name in op.attributes:
+                    sizes = map(self._size, sir.attr_sizes(op.attributes[name]))
+                    op.attributes[name] = sir.shape_attr(sizes)
             for name in ("expr", "causal"):
                 if name in op.attributes:
                     sizes = map(self._size, map_exprs(op.attributes[name].value))

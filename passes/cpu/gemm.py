@@ -30,7 +30,14 @@ from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access
 from shapejit.passes.cpu.micro import MicroKernel
-from shapejit.passes.cpu.packing import Block, Panel, pack_panel, pack_rows
+from shapejit.passes.cpu.packing import (
+    Block,
+    Panel,
+    RowBlock,
+    RowSource,
+    pack_panel,
+    pack_rows,
+)
 from shapejit.passes.cpu.parallel import MULTIPLY_COST, unit_indices
 from shapejit.passes.cpu.scalars import Type
 from shapejit.symbolic import Expr, delinearize, product
@@ -46,7 +53,7 @@ class GemmProblem:
 
     Attributes:
         space: sizes of the dims: batch dims, m, n, k.
-        lhs: over all dims, independent of n.
+        lhs: over all dims, independent of n; or what packs its own rows.
         weights: over all dims, independent of m; one or two.
         result: over the dims but k.
         accumulate: type in which products are summed.
@@ -54,7 +61,7 @@ class GemmProblem:
     """
 
     space: tuple[Expr, ...]
-    lhs: Access
+    lhs: Access | RowSource
     weights: tuple[Access, ...]
     result: Access
     accumulate: Type
@@ -192,6 +199,8 @@ def merge_rows(problem: GemmProblem) -> GemmProblem:
     A linear layer on [batch, tokens, features] is then one tall product, however its input is laid
     out, and its blocks of rows are full.
     """
+    if not isinstance(problem.lhs, Access):
+        return problem
     first = problem.m
     used = {dim for weight in problem.weights for dim in weight.offset.dims()}
     while first > 0 and first - 1 not in used:
@@ -304,8 +313,10 @@ class _BlockedGemm:
         problem, blocking, indexer = self._problem, self._blocking, self._indexer
         tail = indexer.simplify(tile.rows - tile.rows // blocking.rows * blocking.rows)
         padded = tile.rows - tail + self._padded_tail(tail)
-        lhs = Block(problem.lhs, tile.fixed, problem.m, problem.k, tile.m0, k0)
-        pack_rows(indexer, lhs, tile.rows, padded, length, self._a, blocking.a_stride)
+        rows = RowBlock(
+            tile.fixed, tile.m0, tile.rows, padded, k0, length, self._a, blocking.a_stride
+        )
+        self._pack_lhs(rows)
         fresh = indexer.compare("eq", k0, 0)
         panels = indexer.simplify((tile.columns + blocking.width - 1) // blocking.width)
 
@@ -316,6 +327,16 @@ class _BlockedGemm:
             return ()
 
         indexer.loop(0, panels, bundle, step=blocking.bundle)
+
+    def _pack_lhs(self, rows: RowBlock) -> None:
+        problem, lhs = self._problem, self._problem.lhs
+        if not isinstance(lhs, Access):
+            lhs.pack(self._indexer, rows)
+            return
+        block = Block(lhs, rows.fixed, problem.m, problem.k, rows.row, rows.column)
+        pack_rows(
+            self._indexer, block, rows.rows, rows.padded, rows.columns, rows.target, rows.stride
+        )
 
     def _padded_tail(self, tail: Expr) -> Expr:
         """Rows that the micro-kernel for ``tail`` rows works on."""

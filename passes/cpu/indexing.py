@@ -55,6 +55,7 @@ class Indexer:
 
     def __init__(self, symbols: Sequence[Value]) -> None:
         self._symbols = list(symbols)
+        self._names: dict[Atom, Expr] = {}  # symbols that stand for divisions
         self._levels = [_Level()]
         self._variables: list[tuple[Value, int]] = []  # with the level they live in
         self._sizes: list[Expr] = []
@@ -75,6 +76,33 @@ class Indexer:
         self._sizes.append(_UNKNOWN_SIZE if size is None else as_expr(size))
         self._known_ranges = None
         return Expr.dim(len(self._variables) - 1)
+
+    def named(self, expr: Size) -> Expr:
+        """The expression with each division of symbols as a symbol of its own.
+
+        Sizes of strided images are divisions of divisions. Nothing is known of such a symbol but
+        that it is a size, so no proof looks into it, which could take minutes. To be called outside
+        of loops.
+        """
+        return as_expr(expr).map_atoms(self._named_atom)
+
+    def _named_atom(self, atom: Atom) -> Expr:
+        expr = Expr.from_atom(atom)
+        if atom.kind is not AtomKind.FLOORDIV or expr.dims():
+            return expr
+        if atom not in self._names:
+            self._symbols.append(self.value(expr))
+            self._names[atom] = Expr.symbol(len(self._symbols) - 1)
+        return self._names[atom]
+
+    def spelled_out(self, expr: Size) -> Expr:
+        """The inverse of `named`: the expression over the symbols of the function."""
+        symbols = {
+            name.symbol_index: Expr.from_atom(atom)
+            for atom, name in self._names.items()
+            if name.symbol_index is not None
+        }
+        return as_expr(expr).substitute(symbols=symbols)
 
     @property
     def ranges(self) -> Ranges:

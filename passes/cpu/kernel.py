@@ -101,7 +101,7 @@ class KernelFunction:
             align: chunks at least this large are made multiples of it.
         """
         assert self._share is None, "a kernel has one shared loop"
-        self._share = Share(as_expr(units), as_expr(work), as_expr(align))
+        self._share = Share(*map(self.indexer.spelled_out, (units, work, align)))
         index = ir.IndexType.get()
         function, block = self._function, self._block
         first, last = (block.add_argument(index, function.location) for _ in range(2))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mlir import ir
 from mlir.dialects import vector
@@ -50,6 +51,36 @@ class Block:
         """Whether the next element in a dim is the next in memory."""
         stride = self.source.offset.stride(dim)
         return stride is not None and stride.constant == 1
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of A to be packed: element (r, c) goes to ``target[r * stride + c]``.
+
+    Attributes:
+        fixed: values of the dims that do not move within the block.
+        row, rows: the first row of A, and how many.
+        padded: rows to be written; from ``rows`` on, copies of the last one.
+        column, columns: the first column of A, and how many.
+        target: scratch.
+        stride: elements from one row of scratch to the next.
+    """
+
+    fixed: Dims
+    row: Size
+    rows: Expr
+    padded: Size
+    column: Size
+    columns: Size
+    target: Buffer
+    stride: int
+
+
+class RowSource(Protocol):
+    """An operand A that is no tensor read through a map, and packs its rows itself."""
+
+    def pack(self, indexer: Indexer, block: RowBlock) -> None:
+        """Emits the copy of a block."""
 
 
 @dataclass(frozen=True)

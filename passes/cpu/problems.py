@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 
 from shapejit import ir as sir
+from shapejit.passes.analysis.accesses import conv_spaces
 from shapejit.passes.cpu.attention import AttentionProblem
 from shapejit.passes.cpu.bodies import captured_tensors, emit_body, is_costly
+from shapejit.passes.cpu.conv import ConvProblem
 from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.evaluate import (
     BodyContext,
@@ -28,6 +30,7 @@ from shapejit.passes.cpu.kernel import KernelFunction, Tensor
 from shapejit.passes.cpu.memory import Access
 from shapejit.passes.cpu.scalars import compute_type
 from shapejit.symbolic import Expr, map_exprs
+from shapejit.windows import Window
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -56,6 +59,10 @@ class KernelOps:
         """What the kernel yields."""
         return list(sir.operations(sir.body(self.op))[-1].operands)
 
+    def named(self, exprs: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Sizes or indices with their divisions of symbols named, see `Indexer.named`."""
+        return tuple(map(self.function.indexer.named, exprs))
+
     def read(self, value: Value, indices: Sequence[Expr], space: Sequence[Expr]) -> Access:
         """A kernel argument, or a view of one, read at indices over the dims of a space.
 
@@ -73,7 +80,9 @@ class KernelOps:
             indices = [index.substitute(dims=dims) for index in source]
             value = producer.operands[0]
         buffer = self.function.inputs[self._arguments[value]]
-        return Access.through(buffer, sir.shape_of(value), indices, space)
+        return Access.through(
+            buffer, self.named(sir.shape_of(value)), self.named(indices), self.named(space)
+        )
 
     def write(self, value: Value, indices: Sequence[Expr], space: Sequence[Expr]) -> Access:
         """The memory of a result of the kernel, written at indices over the dims of a space.
@@ -83,7 +92,10 @@ class KernelOps:
         """
         if self.results != [value]:
             raise LoweringError("is not all that its kernel yields")
-        return Access.through(self.function.outputs[0], sir.shape_of(value), indices, space)
+        shape = self.named(sir.shape_of(value))
+        return Access.through(
+            self.function.outputs[0], shape, self.named(indices), self.named(space)
+        )
 
 
 # Gemm ---------------------------------------------------------------------------------------------
@@ -91,7 +103,7 @@ class KernelOps:
 
 def gemm_problem(kernel: KernelOps, op: Any) -> GemmProblem:
     """The problem of a ``shapejit.gemm``."""
-    space = sir.attr_sizes(op.attributes["space"])
+    space = kernel.named(sir.attr_sizes(op.attributes["space"]))
     _, weights, _ = op.attributes["operandSegmentSizes"]
     maps = [map_exprs(m) for m in sir.op_maps(op)]
     accesses = [
@@ -141,12 +153,39 @@ def _epilogue(block: Any, extras: Sequence[Access]) -> Epilogue:
     return emit
 
 
+# Conv ---------------------------------------------------------------------------------------------
+
+
+def conv_problem(kernel: KernelOps, op: Any) -> ConvProblem:
+    """The problem of a ``shapejit.conv``."""
+    space = kernel.named(sir.attr_sizes(op.attributes["space"]))
+    image = kernel.named(sir.attr_sizes(op.attributes["image"]))
+    *maps, written = (map_exprs(m) for m in sir.op_maps(op))
+    over_input, over_weight, over_result = conv_spaces(space, image)
+    spaces = [over_input, over_weight, *[over_result] * (len(op.operands) - 2)]
+    accesses = [
+        kernel.read(value, indices, over)
+        for value, indices, over in zip(op.operands, maps, spaces, strict=True)
+    ]
+    block = op.regions[0].blocks[0] if len(op.regions[0].blocks) else None
+    return ConvProblem(
+        space=space,
+        image=image,
+        window=Window.of(op),
+        input=accesses[0],
+        weight=accesses[1],
+        result=kernel.write(op.results[0], written, over_result),
+        accumulate=_accumulate_type(op),
+        epilogue=_epilogue(block, accesses[2:]) if block is not None else None,
+    )
+
+
 # Attention ----------------------------------------------------------------------------------------
 
 
 def attention_problem(kernel: KernelOps, op: Any) -> AttentionProblem:
     """The problem of a ``shapejit.attention``."""
-    batch, heads, m, n, head, value = sir.attr_sizes(op.attributes["space"])
+    batch, heads, m, n, head, value = kernel.named(sir.attr_sizes(op.attributes["space"]))
     maps = [map_exprs(m_) for m_ in sir.op_maps(op)]
     spaces = [(batch, heads, m, head), (batch, heads, n, head), (batch, heads, n, value)]
     spaces.append((batch, heads, m, n))

@@ -28,7 +28,9 @@ from shapejit import ir as sir
 from shapejit.passes.fusion.codec import Codec, Sizes, dims
 from shapejit.symbolic import product
 
-KERNEL_OPS: Final = frozenset({"shapejit.loop", "shapejit.gemm", "shapejit.attention"})
+KERNEL_OPS: Final = frozenset(
+    {"shapejit.loop", "shapejit.gemm", "shapejit.conv", "shapejit.attention"}
+)
 
 
 @dataclass(eq=False)

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeAlias
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.symbolic import Expr, Ranges, linearize, map_exprs, product
+from shapejit.passes.analysis.accesses import conv_spaces
+from shapejit.symbolic import Expr, Ranges, invert_map, linearize, map_exprs, product
 from shapejit.symbolic.expr import AtomKind
 
 Sizes: TypeAlias = tuple[Expr, ...]
@@ -52,6 +53,7 @@ class Codec:
         self._ranges: dict[Sizes, Ranges] = {}
         self._composed: dict[tuple[Indices, Indices, Sizes], Indices] = {}
         self._reshapes: dict[tuple[Indices, Sizes, Sizes], bool] = {}
+        self._inverses: dict[tuple[Indices, Sizes, Sizes], Indices | None] = {}
 
     # Decoding -------------------------------------------------------------------------------------
 
@@ -63,7 +65,7 @@ class Codec:
         return found
 
     def maps(self, op: Any) -> list[Indices]:
-        """The maps of a loop, gemm or attention: operands first, then results."""
+        """The maps of a loop, gemm, conv or attention: operands first, then results."""
         return [self.indices(attribute) for attribute in op.attributes["maps"]]
 
     def sizes(self, shape_attribute: Any) -> Sizes:
@@ -74,7 +76,7 @@ class Codec:
         return found
 
     def space(self, op: Any) -> Sizes:
-        """The iteration space of a loop, gemm or attention."""
+        """The iteration space of a loop, gemm, conv or attention."""
         return self.sizes(op.attributes["space"])
 
     def shape(self, value: Any) -> Sizes:
@@ -90,6 +92,8 @@ class Codec:
         space = self.space(op)
         if op.name == "shapejit.attention":
             return tuple(space[dim] for dim in _ATTENTION_DIMS[operand])
+        if op.name == "shapejit.conv":
+            return conv_spaces(space, self.sizes(op.attributes["image"]))[min(operand, 2)]
         weights = op.attributes["operandSegmentSizes"][1] if op.name == "shapejit.gemm" else 0
         return space[:-1] if 0 < weights < operand else space
 
@@ -158,3 +162,24 @@ class Codec:
         theirs = linearize(indices, source).substitute(dims=unit)
         ours = linearize(dims(len(result)), result).substitute(dims=unit)
         return theirs == ours or self.ranges(result).simplify(theirs - ours).constant == 0
+
+    def inverse(self, indices: Indices, source: Sizes, result: Sizes) -> Indices | None:
+        """Where each element of `source` goes when it is read at `indices` of `result`.
+
+        None if elements are left out or read twice, or if that is not known.
+        """
+        key = (indices, source, result)
+        if key not in self._inverses:
+            self._inverses[key] = self._permuted_back(*key) or invert_map(
+                indices, source, result, self.symbol_ranges
+            )
+        return self._inverses[key]
+
+    def _permuted_back(self, indices: Indices, source: Sizes, result: Sizes) -> Indices | None:
+        """The inverse of a permutation of dims, for which nothing has to be proved."""
+        order = [index.dim_index for index in indices]
+        if any(order.count(dim) != 1 for dim in range(len(result))) or len(order) != len(result):
+            return None
+        if any(size != result[dim or 0] for size, dim in zip(source, order, strict=True)):
+            return None
+        return tuple(Expr.dim(order.index(dim)) for dim in range(len(result)))

@@ -38,7 +38,7 @@ def _merge_divided(model: Model, value: Any, codec: Codec) -> None:
     reads = [(part, a) for part in model.parts for a in part.accesses if a.value == value]
     if not any(has_division(index) for _, access in reads for index in access.indices):
         return
-    if any(part.op.name == "shapejit.attention" for part, _ in reads):
+    if any(part.op.name in _FIXED_SPACE for part, _ in reads):
         return
     sizes, position = model.sizes[value], 0
     while position + 1 < len(sizes):
@@ -58,6 +58,8 @@ def _merge_divided(model: Model, value: Any, codec: Codec) -> None:
 
 
 _NOWHERE: Final = -1
+# Ops whose dims have their meaning by their position.
+_FIXED_SPACE: Final = frozenset({"shapejit.attention", "shapejit.conv"})
 
 
 def _merges(model: Model, dim: int) -> dict[Any, int] | None:
@@ -81,13 +83,10 @@ def _merges(model: Model, dim: int) -> dict[Any, int] | None:
 
 def _may_merge(part: Part, dim: int) -> bool:
     """Whether a part allows its dims `dim` and `dim + 1` to be merged."""
-    match part.op.name:
-        case "shapejit.attention":
-            return False
-        case "shapejit.gemm":
-            last = len(part.space) - 3  # m; n and k stay by themselves
-        case _:
-            last = len(part.space) - 1
+    if part.op.name in _FIXED_SPACE:
+        return False
+    # m is the last dim of a gemm that can merge; n and k stay by themselves.
+    last = len(part.space) - (3 if part.op.name == "shapejit.gemm" else 1)
     if dim + 1 > last or not {dim, dim + 1}.isdisjoint(part.body_dims.values()):
         return False
     first, second = part.space[dim : dim + 2]

@@ -58,23 +58,30 @@ class Extra:
     indices: Indices
 
 
-def fuse(loop: Any, codec: Codec) -> None:
+def fuse(loop: Any, codec: Codec) -> bool:
     """Makes a pointwise loop the epilogue of one gemm, or of a gated pair, if it can be."""
-    if len(loop.results) != 1 or codec.maps(loop)[-1] != dims(len(codec.space(loop))):
-        return
+    if not is_epilogue(loop, codec):
+        return False
     feeds = _feeds(loop, codec)
-    if not feeds:
-        return
-    body = bodies.survey(loop)
-    if body.dims or body.captures:
-        return
     pair = _gated_pair(feeds, codec)
     # A later gemm first: what comes before it can still be the epilogue of another one.
     for group in [pair] if pair else [[feed] for feed in reversed(feeds)]:
         extras = _extras(loop, group, codec)
         if extras is not None:
             _replace(loop, group, extras, codec)
-            return
+            return True
+    return False
+
+
+def is_epilogue(loop: Any, codec: Codec) -> bool:
+    """Whether a pointwise loop could be an epilogue, of whatever makes its input.
+
+    It has one result, in the order of its dims, and knows neither indices nor whole tensors.
+    """
+    if len(loop.results) != 1 or codec.maps(loop)[-1] != dims(len(codec.space(loop))):
+        return False
+    body = bodies.survey(loop)
+    return not body.dims and not body.captures
 
 
 # Matching -----------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def _feeds(loop: Any, codec: Codec) -> list[Feed]:
     feeds = []
     for key, gemm in gemms.items():
         ways = {indices for _, indices in reads[key]}
-        if len(ways) > 1 or not _only_read_by(gemm.results[0], loop):
+        if len(ways) > 1 or not only_read_by_loop(gemm.results[0], loop):
             continue
         (indices,) = ways
         if codec.is_reshape(indices, codec.shape(gemm.results[0]), space):
@@ -116,7 +123,7 @@ def _source(value: Any, indices: Indices, loop: Any, codec: Codec) -> tuple[Any,
     return view.operands[0], composed
 
 
-def _only_read_by(result: Any, loop: Any) -> bool:
+def only_read_by_loop(result: Any, loop: Any) -> bool:
     """Whether the loop alone reads a value, itself or through a view that it alone reads."""
     found = readers(result)
     if len(found) == 1 and found[0].op.name == "shapejit.view":
@@ -142,16 +149,16 @@ def _product_key(gemm: Any, codec: Codec) -> tuple[Any, ...]:
         gemm.operands[0],
         gemm.attributes["maps"][0],
         codec.space(gemm),
-        _accumulate_type(gemm),
+        accumulate_type(gemm),
         0 if weights == 1 else sir.key(gemm),
     )
 
 
-def _accumulate_type(gemm: Any) -> Any:
-    """The type of the epilogue's accumulators."""
-    if "accumulate" in gemm.attributes:
-        return gemm.attributes["accumulate"].value
-    element = gemm.operands[0].type.element_type
+def accumulate_type(op: Any) -> Any:
+    """The type of the accumulators of a gemm's or conv's epilogue."""
+    if "accumulate" in op.attributes:
+        return op.attributes["accumulate"].value
+    element = op.operands[0].type.element_type
     narrow = isinstance(element, (ir.F16Type, ir.BF16Type))
     return ir.F32Type.get(element.context) if narrow else element
 
@@ -190,25 +197,25 @@ def _replace(loop: Any, group: Sequence[Feed], extras: Sequence[Extra], codec: C
         value = make_reshape(gemm.results[0], codec.shape(loop.results[0]), codec, point)
     loop.results[0].replace_all_uses_with(value)
     _read_directly(value, codec)
-    _erase(loop, group, value)
+    erase_fused(loop, [feed.gemm for feed in group], value)
 
 
-def _erase(loop: Any, group: Sequence[Feed], value: Any) -> None:
-    """Erases the loop and the gemms, which only it and dead operations read.
+def erase_fused(loop: Any, producers: Sequence[Any], value: Any) -> None:
+    """Erases the loop and what made its inputs, which only it and dead operations read.
 
     Dead operations in front of the loop go, too. Those after it are left to the pass, which may
     hold them; they read `value` until then.
     """
     others: dict[int, Any] = {}
-    for feed in group:
-        for user, operand in sir.users(feed.gemm.results[0]):
+    for producer in producers:
+        for user, operand in sir.users(producer.results[0]):
             top = enclosing_op(user)
             if loop.is_before_in_block(top):
                 user.operands[operand] = value
             elif sir.key(top) != sir.key(loop):
                 others[sir.key(top)] = top
-    loop.erase()  # first: it may read the gemm through one of the others
-    for op in [*others.values(), *(feed.gemm for feed in group)]:
+    loop.erase()  # first: it may read a producer through one of the others
+    for op in [*others.values(), *producers]:
         op.erase()
 
 
@@ -246,7 +253,7 @@ def _fused_gemm(loop: Any, group: Sequence[Feed], extras: Sequence[Extra], codec
 def _fill_epilogue(gemm: Any, loop: Any, group: Sequence[Feed], extras: Sequence[Extra]) -> None:
     """Moves the epilogues of the group, then the loop's body, into the gemm's epilogue."""
     weights = weight_count(gemm)
-    accumulators = [_accumulate_type(gemm)] * weights
+    accumulators = [accumulate_type(gemm)] * weights
     others = [value.type.element_type for value in list(gemm.operands)[1 + weights :]]
     block = gemm.regions[0].blocks.append(*accumulators, *others)
     scalars = iter(block.arguments)
@@ -254,7 +261,7 @@ def _fill_epilogue(gemm: Any, loop: Any, group: Sequence[Feed], extras: Sequence
     body = sir.body(loop)
     for feed, sums in zip(group, accumulated, strict=True):
         own = [next(scalars) for _ in range(len(feed.gemm.operands) - 1 - len(sums))]
-        value = _move_epilogue(feed.gemm, [*sums, *own], block)
+        value = move_epilogue(feed.gemm, [*sums, *own], block)
         for operand in feed.operands:
             body.arguments[operand].replace_all_uses_with(value)
     for extra in extras:
@@ -263,11 +270,14 @@ def _fill_epilogue(gemm: Any, loop: Any, group: Sequence[Feed], extras: Sequence
         block.append(op)
 
 
-def _move_epilogue(gemm: Any, arguments: Sequence[Any], block: Any) -> Any:
-    """The value of a gemm's result at the end of `block`, from its epilogue's arguments."""
-    if not len(gemm.regions[0].blocks):
-        return _rounded(arguments[0], gemm.results[0].type.element_type, block)
-    old = sir.body(gemm)
+def move_epilogue(op: Any, arguments: Sequence[Any], block: Any) -> Any:
+    """The value of a gemm's or conv's result at the end of `block`, from its epilogue's arguments.
+
+    The epilogue's operations move there.
+    """
+    if not len(op.regions[0].blocks):
+        return _rounded(arguments[0], op.results[0].type.element_type, block)
+    old = sir.body(op)
     for argument, replacement in zip(old.arguments, arguments, strict=True):
         argument.replace_all_uses_with(replacement)
     *ops, end = sir.operations(old)
@@ -296,12 +306,12 @@ def _read_directly(value: Any, codec: Codec) -> None:
     source, outer = reshape.operands[0], codec.indices(reshape.attributes["map"])
     for op, operand in sir.users(value):
         if op.name == "shapejit.view":
-            _compose_view(op, source, outer, codec)
+            compose_view(op, source, outer, codec)
         elif "maps" in op.attributes:
             _compose_operand(op, operand, source, outer, codec)
 
 
-def _compose_view(view: Any, source: Any, outer: Indices, codec: Codec) -> None:
+def compose_view(view: Any, source: Any, outer: Indices, codec: Codec) -> None:
     shape = codec.shape(view.results[0])
     indices = codec.compose(outer, codec.indices(view.attributes["map"]), shape)
     view.operands[0] = source

@@ -45,6 +45,7 @@ class Part:
         accesses: of its operands, then of its results, in the order of its maps.
         map_ranks: how many dims each map has.
         causal: the offset of a causal attention.
+        image: the spatial sizes of a convolution's input.
         body: the operations in its region, in order.
         body_dims: for the number of each ``shapejit.index`` in the body, its dim.
         body_sizes: for the number of each ``shapejit.size`` in the body, its expression.
@@ -55,6 +56,7 @@ class Part:
     accesses: list[Access]
     map_ranks: list[int]
     causal: Expr | None
+    image: list[Expr]
     body: list[Any]
     body_dims: dict[int, int]
     body_sizes: dict[int, Expr]
@@ -88,7 +90,7 @@ class Model:
         sizes = [size for value in self.inputs for size in self.sizes[value]]
         others: list[Expr] = []
         for part in self.parts:
-            sizes += part.space
+            sizes += part.space + part.image
             sizes += [size for access in part.results for size in self.sizes[access.value]]
             others += [index for access in part.accesses for index in access.indices]
             others += part.body_sizes.values()
@@ -100,6 +102,7 @@ class Model:
         self.sizes = {value: list(map(function, sizes)) for value, sizes in self.sizes.items()}
         for part in self.parts:
             part.space = list(map(function, part.space))
+            part.image = list(map(function, part.image))
             part.body_sizes = {n: function(size) for n, size in part.body_sizes.items()}
             part.causal = None if part.causal is None else function(part.causal)
             for access in part.accesses:
@@ -171,6 +174,7 @@ def _part(op: Any, codec: Codec) -> Part:
     causal = None
     if "causal" in op.attributes:
         (causal,) = codec.indices(op.attributes["causal"])
+    image = list(codec.sizes(op.attributes["image"])) if "image" in op.attributes else []
     body = list(sir.walk(op))
     body_dims, body_sizes = {}, {}
     for number, child in enumerate(body):
@@ -179,13 +183,13 @@ def _part(op: Any, codec: Codec) -> Part:
         elif child.name == "shapejit.size":
             (body_sizes[number],) = codec.indices(child.attributes["expr"])
     accesses = [Access(value, indices) for value, indices in zip(values, maps, strict=True)]
-    return Part(op, space, accesses, ranks, causal, body, body_dims, body_sizes)
+    return Part(op, space, accesses, ranks, causal, image, body, body_dims, body_sizes)
 
 
 # Equality of kernels ------------------------------------------------------------------------------
 
 # Attributes of operations whose values the model holds as expressions or implies.
-_MODELLED: Final = frozenset({"space", "maps", "causal"})
+_MODELLED: Final = frozenset({"space", "maps", "causal", "image"})
 _MODELLED_IN_BODY: Final = {"shapejit.index": "dim", "shapejit.size": "expr"}
 
 
@@ -210,6 +214,7 @@ def _part_signature(part: Part, model: Model, number: Callable[[Any], tuple[int,
         tuple((number([a.value]), tuple(a.indices)) for a in part.accesses),
         tuple((tuple(model.sizes[a.value]), a.value.type.element_type) for a in part.results),
         part.causal,
+        tuple(part.image),
         _attributes(op, _MODELLED),
     )
     blocks = [block for region in op.regions for block in region.blocks]

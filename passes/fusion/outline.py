@@ -125,6 +125,8 @@ class Outliner:
                 for rank, access in zip(part.map_ranks, part.accesses, strict=False)
             ]
         )
+        if part.image:
+            op.attributes["image"] = codec.shape_attr(part.image)
         if part.causal is not None:
             op.attributes["causal"] = codec.map_attr(0, [part.causal])
         for old, result in zip(part.op.results, op.results, strict=True):

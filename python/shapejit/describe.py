@@ -16,7 +16,13 @@ from .artefacts import KernelInfo, LaunchInfo
 from .symbolic import Expr, map_exprs
 
 #: Ops that can lead a kernel, the most telling first.
-_LEADERS = ("shapejit.gemm", "shapejit.attention", "shapejit.loop", "shapejit.view")
+_LEADERS = (
+    "shapejit.gemm",
+    "shapejit.conv",
+    "shapejit.attention",
+    "shapejit.loop",
+    "shapejit.view",
+)
 
 
 def describe_kernels(module: Any) -> tuple[KernelInfo, ...]:
@@ -66,6 +72,10 @@ def _why(ops: list[Any], leader: Any) -> str:
         if len(leader.regions[0].blocks):
             return f"{pair}; what follows is applied to the accumulator"
         return pair
+    if leader.name == "shapejit.conv":
+        if len(leader.regions[0].blocks):
+            return "a convolution; what follows is applied to the accumulator"
+        return "a convolution"
     if leader.name == "shapejit.attention":
         return "scores, mask, softmax and values in one pass; the scores are never stored"
     loops = [op for op in ops if op.name == "shapejit.loop"]

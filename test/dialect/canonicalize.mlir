@@ -138,6 +138,42 @@ func.func @gemm_extras(%x: !x, %w: !w, %b: !b, %c: !b) -> !y {
 
 // -----
 
+// Extras of a convolution likewise; the result's map stays last.
+
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!y = tensor<?x16x?xf32, #shapejit.shape<[s0, 16, s1 - 2]>>
+!b = tensor<16xf32, #shapejit.shape<[16]>>
+// CHECK-LABEL: func.func @conv_extras
+// CHECK-SAME: %[[C:[a-z0-9]*]]: tensor<16xf32, #shapejit.shape<[16]>>)
+// CHECK: shapejit.conv over
+// CHECK-NEXT: input(
+// CHECK-NEXT: weight(
+// CHECK-NEXT: extras(%[[C]] at affine_map<(d0, d1, d2, d3) -> (d3)> : tensor<16xf32, #shapejit.shape<[16]>>) epilogue {
+// CHECK-NEXT: ^bb0(%[[ACC:.*]]: f32, %[[E:.*]]: f32):
+// CHECK-NEXT: %[[T:.*]] = arith.constant 4.000000e+00 : f32
+// CHECK-NEXT: %[[S:.*]] = arith.addf %[[E]], %[[E]] : f32
+// CHECK-NEXT: %[[U:.*]] = arith.addf %[[S]], %[[T]] : f32
+// CHECK-NEXT: shapejit.yield %[[U]] : f32
+// CHECK-NEXT: } -> affine_map<(d0, d1, d2, d3) -> (d0, d3, d2)> : tensor<?x16x?xf32
+func.func @conv_extras(%x: !x, %w: !w, %b: !b, %c: !b) -> !y {
+  %0 = shapejit.conv over [s0, 1, s1 - 2, 16, 8, 3] image [s1]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      extras(%b at affine_map<(n, g, o, f) -> (f)> : !b, %c at affine_map<(n, g, o, f) -> (f)> : !b,
+             %c at affine_map<(n, g, o, f) -> (f)> : !b) epilogue {
+  ^bb0(%acc: f32, %p: f32, %q: f32, %r: f32):
+    %s = arith.addf %q, %r : f32
+    %two = arith.constant 2.0 : f32
+    %four = arith.addf %two, %two : f32
+    %t = arith.addf %s, %four : f32
+    shapejit.yield %t : f32
+  } -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
 // A size that is a number is a constant.
 
 // CHECK-LABEL: func.func @size

@@ -471,7 +471,7 @@ func.func @causal_offset(%q: !q) -> !q {
 !w = tensor<?x16xf32, #shapejit.shape<[s0, 16]>>
 !p = tensor<?x16x32xf32, #shapejit.shape<[s0, 16, 32]>>
 func.func @dynamic(%w: !w) -> !p {
-  // expected-error @below {{packs a weight of rank 2 and static shape, got 'tensor<?x16xf32, #shapejit.shape<[s0, 16]>>'}}
+  // expected-error @below {{packs a weight of static shape, got 'tensor<?x16xf32, #shapejit.shape<[s0, 16]>>'}}
   %0 = shapejit.pack %w {dim = 0, panel = 32} : !w -> !p
   return %0 : !p
 }
@@ -491,7 +491,7 @@ func.func @panel_count(%w: !w) -> !p {
 !w = tensor<40x16xf32, #shapejit.shape<[40, 16]>>
 !p = tensor<2x16x32xf32, #shapejit.shape<[2, 16, 32]>>
 func.func @pack_dim(%w: !w) -> !p {
-  // expected-error @below {{attribute 'dim' failed to satisfy constraint}}
+  // expected-error @below {{without a space packs dimension 0 or 1 of a matrix, got dimension 2 of 'tensor<40x16xf32, #shapejit.shape<[40, 16]>>'}}
   %0 = shapejit.pack %w {dim = 2, panel = 32} : !w -> !p
   return %0 : !p
 }
@@ -522,4 +522,64 @@ func.func @plain_panels(%w: !w) -> tensor<2x16x32xf32> {
   // expected-error @below {{result has type 'tensor<2x16x32xf32>', which carries no symbolic shape}}
   %0 = shapejit.pack %w {dim = 0, panel = 32} : !w -> tensor<2x16x32xf32>
   return %0 : tensor<2x16x32xf32>
+}
+
+// -----
+
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!p = tensor<1x8x32xf32, #shapejit.shape<[1, 8, 32]>>
+func.func @pack_rank(%w: !w) -> !p {
+  // expected-error @below {{without a space packs dimension 0 or 1 of a matrix, got dimension 0 of 'tensor<16x8x3xf32}}
+  %0 = shapejit.pack %w {dim = 0, panel = 32} : !w -> !p
+  return %0 : !p
+}
+
+// -----
+
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!p = tensor<1x3x8x32xf32, #shapejit.shape<[1, 3, 8, 32]>>
+func.func @pack_symbol(%w: !w) -> !p {
+  // expected-error @below {{packs over constant sizes, got s0}}
+  %0 = shapejit.pack %w over [16, s0, 8] at affine_map<(f, t, c) -> (f, c, t)> {dim = 0, panel = 32} : !w -> !p
+  return %0 : !p
+}
+
+// -----
+
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!p = tensor<1x3x8x32xf32, #shapejit.shape<[1, 3, 8, 32]>>
+func.func @pack_space_dim(%w: !w) -> !p {
+  // expected-error @below {{cuts dimension 3 of a space of rank 3}}
+  %0 = shapejit.pack %w over [16, 3, 8] at affine_map<(f, t, c) -> (f, c, t)> {dim = 3, panel = 32} : !w -> !p
+  return %0 : !p
+}
+
+// -----
+
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!p = tensor<1x3x8x32xf32, #shapejit.shape<[1, 3, 8, 32]>>
+func.func @pack_bounds(%w: !w) -> !p {
+  // expected-error @below {{source: index 2 (d1) spans [0, 7], outside of dimension 2 of size 3}}
+  %0 = shapejit.pack %w over [16, 8, 3] at affine_map<(f, t, c) -> (f, c, t)> {dim = 0, panel = 32} : !w -> !p
+  return %0 : !p
+}
+
+// -----
+
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!p = tensor<1x3x8x32xf32, #shapejit.shape<[1, 3, 8, 32]>>
+func.func @pack_shape(%w: !w) -> !p {
+  // expected-error @below {{gives 'tensor<1x3x8x32xf32, #shapejit.shape<[1, 3, 8, 32]>>', expected 2x3x8x8x'f32'}}
+  %0 = shapejit.pack %w over [16, 3, 8] at affine_map<(f, t, c) -> (f, c, t)> {dim = 0, panel = 8} : !w -> !p
+  return %0 : !p
+}
+
+// -----
+
+!w = tensor<16x8xf32, #shapejit.shape<[16, 8]>>
+!p = tensor<1x8x32xf32, #shapejit.shape<[1, 8, 32]>>
+func.func @pack_half(%w: !w) -> !p {
+  // expected-error @below {{needs both a space and a map, or neither}}
+  %0 = "shapejit.pack"(%w) {space = #shapejit.shape<[16, 8]>, dim = 0 : i64, panel = 32 : i64} : (!w) -> !p
+  return %0 : !p
 }

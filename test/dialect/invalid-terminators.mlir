@@ -47,6 +47,22 @@ func.func @empty_epilogue(%x: !x, %w: !w) -> !y {
 
 // -----
 
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<16x8x3xf32, #shapejit.shape<[16, 8, 3]>>
+!y = tensor<?x16x?xf32, #shapejit.shape<[s0, 16, s1 - 2]>>
+func.func @conv_epilogue(%x: !x, %w: !w) -> !y {
+  // expected-error @below {{epilogue must yield one 'f32'}}
+  %0 = shapejit.conv over [s0, 1, s1 - 2, 16, 8, 3] image [s1]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w) epilogue {
+  ^bb0(%acc: f32):
+    %n = arith.negf %acc : f32
+  } -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
 !x = tensor<?xf32, #shapejit.shape<[s0]>>
 // expected-error @below {{body must end with shapejit.yield}}
 shapejit.kernel @kernel symbols 1 (%x: !x) {

@@ -147,6 +147,49 @@ func.func @gemm(%x: !flat, %w: !weight, %v: !weight, %b: !bias)
   return %0, %1 : tensor<?x16xf32, #shapejit.shape<[s0 * s1, 16]>>, tensor<?x16xf32, #shapejit.shape<[s0 * s1, 16]>>
 }
 
+// CHECK-LABEL: func.func @conv
+// CHECK: shapejit.conv over [s0, 1, (s1 - 1) floordiv 2 + 1, s2, 16, 8, 3, 3] image [s1, s2] stride [2, 1] dilation [1, 2] padding [(1, 1), (2, 2)]
+// CHECK-NEXT: input(%{{.*}} at affine_map<(d0, d1, d2, d3, d4) -> (d0, d4, d2, d3)> : tensor<?x8x?x?xf32, {{.*}}>)
+// CHECK-NEXT: weight(%{{.*}} at affine_map<(d0, d1, d2, d3, d4) -> (d1, d2, d3, d4)> : tensor<16x8x3x3xf32, {{.*}}>)
+// CHECK-NEXT: extras(%{{.*}} at affine_map<(d0, d1, d2, d3, d4) -> (d4)> : tensor<16xf32, {{.*}}>) accumulate f64 epilogue {
+// CHECK-NEXT: ^bb0(%{{.*}}: f64, %{{.*}}: f32):
+// CHECK: shapejit.yield %{{.*}} : f32
+// CHECK-NEXT: } {note = "strided"} -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x16xf32, {{.*}}>
+// CHECK: shapejit.conv over [s0, 2, s1 * 3 - 2, 4, 8, 3] image [s1] lhs_dilation [3] padding [(2, -1)]
+// CHECK-NEXT: input(
+// CHECK-NEXT: weight(%{{.*}} at affine_map<(d0, d1, d2, d3) -> (d0 * 8 + d2, d1, -d3 + 2)> : {{.*}}) -> affine_map<(d0, d1, d2, d3) -> (d0, d1 * 4 + d3, d2)> : tensor<?x8x?xf32, {{.*}}>
+// CHECK: shapejit.conv over [1, 1, 1, 1, 1, 1, 1, 2, 2, 2] image [2, 2, 2]
+// CHECK-NEXT: input(
+!image = tensor<?x8x?x?xf32, #shapejit.shape<[s0, 8, s1, s2]>>
+!filter = tensor<16x8x3x3xf32, #shapejit.shape<[16, 8, 3, 3]>>
+!strided = tensor<?x?x?x16xf32, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, s2, 16]>>
+!signal = tensor<?x16x?xf32, #shapejit.shape<[s0, 16, s1]>>
+!filter1 = tensor<16x4x3xf32, #shapejit.shape<[16, 4, 3]>>
+!transposed = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1 * 3 - 2]>>
+!cube = tensor<2x2x2xf32, #shapejit.shape<[2, 2, 2]>>
+func.func @conv(%x: !image, %w: !filter, %b: !bias, %y: !signal, %v: !filter1, %c: !cube)
+    -> (!strided, !transposed, tensor<f32, #shapejit.shape<[]>>) {
+  %0 = shapejit.conv over [s0, 1, (s1 - 1) floordiv 2 + 1, s2, 16, 8, 3, 3] image [s1, s2]
+      stride [2, 1] dilation [1, 2] lhs_dilation [1, 1] padding [(1, 1), (2, 2)]
+      input(%x at affine_map<(n, g, p, q, c) -> (n, c, p, q)> : !image)
+      weight(%w at affine_map<(g, f, c, t, u) -> (f, c, t, u)> : !filter)
+      extras(%b at affine_map<(n, g, o, p, f) -> (f)> : !bias) accumulate f64 epilogue {
+  ^bb0(%acc: f64, %e: f32):
+    %1 = arith.truncf %acc : f64 to f32
+    %2 = arith.addf %1, %e : f32
+    shapejit.yield %2 : f32
+  } {note = "strided"} -> affine_map<(n, g, o, p, f) -> (n, o, p, f)> : !strided
+  %3 = shapejit.conv over [s0, 2, s1 * 3 - 2, 4, 8, 3] image [s1] lhs_dilation [3] padding [(2, -1)]
+      input(%y at affine_map<(n, g, p, c) -> (n, g * 8 + c, p)> : !signal)
+      weight(%v at affine_map<(g, f, c, t) -> (g * 8 + c, f, 2 - t)> : !filter1)
+      -> affine_map<(n, g, o, f) -> (n, g * 4 + f, o)> : !transposed
+  %4 = shapejit.conv over [1, 1, 1, 1, 1, 1, 1, 2, 2, 2] image [2, 2, 2]
+      input(%c at affine_map<(n, g, o, p, q, c) -> (o, p, q)> : !cube)
+      weight(%c at affine_map<(g, f, c, t, u, v) -> (t, u, v)> : !cube)
+      -> affine_map<(n, g, o, p, q, f) -> ()> : tensor<f32, #shapejit.shape<[]>>
+  return %0, %3, %4 : !strided, !transposed, tensor<f32, #shapejit.shape<[]>>
+}
+
 // CHECK-LABEL: func.func @attention
 // CHECK: shapejit.attention over [s0, 2, s1, s1, 4, 4]
 // CHECK-NEXT: q(%{{.*}} at affine_map<(d0, d1, d2, d3) -> (d0, d2, d1 * 4 + d3)> : tensor<?x?x8xf32, {{.*}}>)
@@ -168,9 +211,13 @@ func.func @attention(%q: !rows, %k: !rows, %v: !rows, %m: !scalars) -> (!rows, !
 
 // CHECK-LABEL: func.func @pack
 // CHECK: shapejit.pack %{{.*}} {dim = 0 : i64, panel = 32 : i64} : tensor<16x8xf32, {{.*}}> -> tensor<1x8x32xf32, {{.*}}>
-func.func @pack(%w: !weight) -> !packed {
+// CHECK: shapejit.pack %{{.*}} over [2, 8, 3, 3, 8] at affine_map<(d0, d1, d2, d3, d4) -> (d0 * 8 + d1, d4, d2, -d3 + 2)> {dim = 1 : i64, panel = 4 : i64} : tensor<16x8x3x3xf32, {{.*}}> -> tensor<2x2x3x3x8x4xf32, {{.*}}>
+!filters = tensor<2x2x3x3x8x4xf32, #shapejit.shape<[2, 2, 3, 3, 8, 4]>>
+func.func @pack(%w: !weight, %v: !filter) -> (!packed, !filters) {
   %0 = shapejit.pack %w {dim = 0, panel = 32} : !weight -> !packed
-  return %0 : !packed
+  %1 = shapejit.pack %v over [2, 8, 3, 3, 8] at affine_map<(g, f, t, u, c) -> (g * 8 + f, c, t, 2 - u)>
+      {dim = 1, panel = 4} : !filter -> !filters
+  return %0, %1 : !packed, !filters
 }
 
 // CHECK-LABEL: shapejit.kernel @rows symbols 1 (%{{.*}}: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) attributes {note = "local symbols"} {
@@ -203,3 +250,28 @@ func.func @launch(%x: !rows) -> (!scalars, tensor<4xf32, #shapejit.shape<[4]>>) 
       : () -> tensor<4xf32, #shapejit.shape<[4]>>
   return %0, %1 : !scalars, tensor<4xf32, #shapejit.shape<[4]>>
 }
+
+// CHECK-LABEL: shapejit.dispatch @rows by affine_map<()[s0] -> (s0)> [
+// CHECK-NEXT: #shapejit.bucket<[1], [16], "small", "3.2 us, bound by bytes; next \22wide\22 3.4 us">,
+// CHECK-NEXT: #shapejit.bucket<[17], [?], "wide", "">
+// CHECK-NEXT: ] {note = "by rows"}
+shapejit.dispatch @rows by affine_map<()[s0] -> (s0)> [
+  #shapejit.bucket<[1], [16], "small", "3.2 us, bound by bytes; next \22wide\22 3.4 us">,
+  #shapejit.bucket<[17], [?], "wide", "">
+] {note = "by rows"}
+
+// CHECK: shapejit.dispatch @nothing_in by affine_map<() -> ()> [
+// CHECK-NEXT: #shapejit.bucket<[], [], "only", "sizes are constant">
+// CHECK-NEXT: ]
+shapejit.dispatch @nothing_in by affine_map<() -> ()> [#shapejit.bucket<[], [], "only", "sizes are constant">]
+
+// A kernel whose code is made is a module; its dispatch stays.
+
+module @lowered {
+}
+
+// CHECK: shapejit.dispatch @lowered by affine_map<()[s0, s1, s2] -> (s0 * s1, s2)> [
+// CHECK-NEXT: #shapejit.bucket<[0, 5], [?, 5], "a", "r">,
+// CHECK-NEXT: #shapejit.bucket<[0, 6], [?, ?], "b", "r">
+shapejit.dispatch @lowered by affine_map<()[s0, s1, s2] -> (s0 * s1, s2)> [
+  #shapejit.bucket<[0, 5], [?, 5], "a", "r">, #shapejit.bucket<[0, 6], [?, ?], "b", "r">]

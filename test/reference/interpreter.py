@@ -25,6 +25,7 @@ import numpy as np
 import shapejit.ir as sir
 from reference.scalar_semantics import SCALAR_OPS, numpy_type
 from shapejit.symbolic import Expr, map_exprs
+from shapejit.windows import Window
 
 Array = np.ndarray
 Symbols = Mapping[int, int]
@@ -118,6 +119,19 @@ def _solve(size: Expr, actual: int) -> tuple[int, int] | None:
     if scale <= 0 or size != Expr.symbol(symbol) * scale + offset:
         return None
     return symbol, (actual - offset) // scale
+
+
+def _shifted(x: Array, spatial: int, count: int, tap: int, window: Window) -> Array:
+    """What one tap sees of a spatial dim at each of `count` output pixels: zeros off the image."""
+    axis, spread = 2 + spatial, window.lhs_dilations[spatial]
+    offset = tap * window.dilations[spatial] - window.padding[spatial][0]
+    places = np.arange(count) * window.strides[spatial] + offset
+    pixels = places // spread
+    seen = (places % spread == 0) & (pixels >= 0) & (pixels < x.shape[axis])
+    if not seen.any():
+        return np.zeros([count if i == axis else size for i, size in enumerate(x.shape)])
+    values = np.take(x, np.where(seen, pixels, 0), axis=axis)
+    return values * seen.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
 def _as_array(x: Any, element: Any) -> Array:
@@ -316,22 +330,55 @@ class _Frame:
             last = np.arange(m)[:, None] + offset.evaluate(symbols=self.symbols)
             scores = np.where(np.arange(n)[None, :] <= last, scores, -np.inf)
         values = np.matmul(_softmax(scores), v)
-        result = op.results[0]
-        shape = self.sizes(sir.shape_of(result))
-        places = self.indices(maps[-1], (b, h, m, dv))
-        written = np.full(shape, np.nan)
+        return [self.written(op, values, maps[-1], (b, h, m, dv))]
+
+    def written(self, op: Any, values: Array, affine_map: Any, space: Sequence[int]) -> Array:
+        """The result of an op that writes `values` at a map over a grid; NaN where it does not."""
+        written = np.full(self.sizes(sir.shape_of(op.results[0])), np.nan)
+        places = self.indices(affine_map, space)
         if values.size:
             self.check_bounds(written, places, "the result's map")
             written[tuple(places)] = values
-        return [written]
+        return written
+
+    def _conv(self, op: Any) -> list[Array]:
+        space = self.sizes(sir.attr_sizes(op.attributes["space"]))
+        image = self.sizes(sir.attr_sizes(op.attributes["image"]))
+        maps, rank, window = sir.op_maps(op), len(image), Window.of(op)
+        (n, g, *pixels), (f, c, *taps) = space[: 2 + rank], space[2 + rank :]
+        grids = [(n, g, *image, c), (g, f, c, *taps)]
+        x, weight = (
+            np.broadcast_to(self.read(self.env[v], m, grid), grid)
+            for v, m, grid in zip(op.operands, maps, grids, strict=False)
+        )
+        result_space = (n, g, *pixels, f)
+        sums = np.zeros(result_space)
+        for tap in np.ndindex(*taps):
+            seen = x
+            for dim in range(rank):
+                seen = _shifted(seen, dim, pixels[dim], tap[dim], window)
+            sums += np.einsum("ng...c,gfc->ng...f", seen, weight[(..., *tap)])
+        if len(op.regions[0].blocks):
+            extras = [
+                self.read(self.env[v], m, result_space)
+                for v, m in zip(list(op.operands)[2:], maps[2:-1], strict=True)
+            ]
+            (sums,) = self.run_body(sir.body(op), [sums, *extras], result_space)
+        values = np.broadcast_to(sums, result_space)
+        return [self.written(op, values, maps[-1], result_space)]
 
     def _pack(self, op: Any) -> list[Array]:
         weight = self.env[op.operands[0]]
-        dim = ir.IntegerAttr(op.attributes["dim"]).value
-        panel = ir.IntegerAttr(op.attributes["panel"]).value
-        by_n = weight if dim == 0 else weight.T
-        padded = np.pad(by_n, [(0, -by_n.shape[0] % panel), (0, 0)])
-        return [padded.reshape(-1, panel, by_n.shape[1]).swapaxes(1, 2)]
+        dim, panel = (ir.IntegerAttr(op.attributes[name]).value for name in ("dim", "panel"))
+        if "space" in op.attributes:
+            space = self.sizes(sir.attr_sizes(op.attributes["space"]))
+            seen = np.broadcast_to(self.read(weight, op.attributes["map"].value, space), space)
+        else:
+            seen, dim = (weight, 0) if dim == 0 else (weight.T, 0)
+        pads = [(0, -size % panel if i == dim else 0) for i, size in enumerate(seen.shape)]
+        padded = np.pad(seen, pads)
+        cut = padded.reshape(*seen.shape[:dim], -1, panel, *seen.shape[dim + 1 :])
+        return [np.moveaxis(cut, dim + 1, -1)]
 
     def _launch(self, op: Any) -> list[Array]:
         kernel = self.interpreter.kernels[ir.FlatSymbolRefAttr(op.attributes["kernel"]).value]

@@ -327,6 +327,26 @@ class ProgramBuilder:
             f"{{scale = 0.5 : f64}} -> {heads} : {tensor(ROWS)}",
         )
 
+    def conv(self) -> None:
+        """A convolution along the rows that keeps their number: dense, in groups or depthwise."""
+        x, w = self.pick(ROWS, SWAPPED), self.pick(WEIGHT)
+        groups, inside, taps, pads = self._draw(
+            st.sampled_from(
+                [(1, 6, 1, (0, 0)), (2, 3, 2, (1, 0)), (2, 3, 2, (-1, 2)), (6, 1, 6, (3, 2))]
+            )
+        )
+        outside, shape = 6 // groups, self._draw(st.sampled_from([ROWS, SWAPPED]))
+        tap = self.choose(("d3", f"{taps - 1} - d3"))
+        pixel = {ROWS: "d0, d2", SWAPPED: "d2, d0"}
+        self.add(
+            shape,
+            f"shapejit.conv over [s0, {groups}, s1, {outside}, {inside}, {taps}] image [s1] "
+            f"padding [{pads}] "
+            f"input({x.name} at {access(4, f'{pixel[x.shape]}, d1 * {inside} + d3')} : {x.type}) "
+            f"weight({w.name} at {access(4, f'd0 * {outside} + d1, d2 * {taps} + {tap}')} : "
+            f"{w.type}) -> {access(4, f'{pixel[shape]}, d1 * {outside} + d3')} : {tensor(shape)}",
+        )
+
     # The program ----------------------------------------------------------------------------------
 
     def text(self) -> str:
@@ -370,6 +390,8 @@ _STEPS: list[Callable[[ProgramBuilder], None]] = [
     ProgramBuilder.arange,
     ProgramBuilder.gather,
     ProgramBuilder.attention,
+    ProgramBuilder.conv,
+    ProgramBuilder.conv,
 ]
 
 

@@ -20,7 +20,7 @@ def ShapeJit_Dialect : Dialect {
     dynamic dimensions are equal.
 
     Data movement is written as index maps: `view` is one map, and the compute ops
-    (`loop`, `gemm`, `attention`) read each operand through a map of their own. In
+    (`loop`, `gemm`, `conv`, `attention`) read each operand through a map of their own. In
     every map, symbol `s<i>` is the module symbol with id `i`; inside a `kernel` it
     is the kernel's local symbol `i`, which `launch` binds.
   }];
@@ -69,6 +69,30 @@ def ShapeJit_BufferAttr : ShapeJit_Attr<"Buffer", "buffer"> {
                         "int64_t":$index);
   let hasCustomAssemblyFormat = 1;
   let genVerifyDecl = 1;
+}
+
+def ShapeJit_BucketAttr : ShapeJit_Attr<"Bucket", "bucket"> {
+  let summary = "a box of sizes that one variant of a kernel serves";
+  let description = [{
+    The inclusive lower and upper corner of the box, one value an axis (`?` as an upper
+    value: no bound), the name of the variant that serves it, and why it was chosen.
+
+    ```mlir
+    #shapejit.bucket<[1, 64], [16, ?], "small_m_128x16x64", "3.2 us, bound by bytes">
+    ```
+  }];
+  let parameters = (ins
+    ArrayRefParameter<"int64_t", "lowest size on each axis">:$lower,
+    ArrayRefParameter<"int64_t", "highest size on each axis, or kUnbounded">:$upper,
+    StringRefParameter<"the variant's name">:$variant,
+    StringRefParameter<"why it serves this box">:$reason
+  );
+  let hasCustomAssemblyFormat = 1;
+  let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// The upper corner on an axis without a bound.
+    static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
+  }];
 }
 
 def ShapeJit_Maps : TypedArrayAttrBase<AffineMapAttr, "array of index maps">;

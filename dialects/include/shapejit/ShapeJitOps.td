@@ -190,6 +190,75 @@ def ShapeJit_GemmOp : ShapeJit_Op<"gemm", [Pure, AttrSizedOperandSegments]> {
   }];
 }
 
+def ShapeJit_ConvOp : ShapeJit_Op<"conv", [Pure]> {
+  let summary = "a convolution with an epilogue";
+  let description = [{
+    One to three spatial dimensions. The space is [batch n, groups g, output pixels o..,
+    output channels f of a group, input channels c of a group, taps t..], and `image`
+    holds the spatial sizes of the input. Maps: the input over (n, g, p.., c), where p
+    is a pixel of the image; the weight over (g, f, c, t..); the extras over
+    (n, g, o.., f); and, last, the result's: where element (n, g, o.., f) is written.
+    So NCHW, NHWC, a slice of a tensor and a flipped kernel are all maps, and all
+    arithmetic between pixels is in four lists with an entry each spatial dimension:
+
+    ```
+    result[n, g, o.., f] = epilogue(sum over c, t.. of input[n, g, p.., c] * weight[g, f, c, t..])
+    p = (o * stride + t * dilation - padding.low) / lhs_dilation
+    ```
+
+    A product whose p has a remainder or lies outside of the image is left out: the
+    image is surrounded by zeros, and `lhs_dilation` puts zeros between its pixels (a
+    transposed convolution of stride s is a convolution of `lhs_dilation` s with a flipped
+    kernel). `padding` is (low, high); high says no more than how many pixels the result
+    has, and both may be negative, which crops:
+
+    ```
+    o < floor(((image - 1) * lhs_dilation + 1 + low + high - (taps - 1) * dilation - 1) / stride) + 1
+    ```
+
+    The epilogue's arguments are the accumulator, then one scalar an extra operand; it
+    yields the result's scalar. Products are summed in `accumulate` (default: f32 for f16,
+    bf16 and f32; else the operands' own type). Lists whose entries are all 1 (`padding`:
+    all (0, 0)) are not written.
+
+    ```mlir
+    %y = shapejit.conv over [s0, 1, (s1 + 1) floordiv 2, 64, 3, 7] image [s1] stride [2] padding [(3, 3)]
+        input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : tensor<?x3x?xf32, #shapejit.shape<[s0, 3, s1]>>)
+        weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : tensor<64x3x7xf32, #shapejit.shape<[64, 3, 7]>>)
+        extras(%b at affine_map<(n, g, o, f) -> (f)> : tensor<64xf32, #shapejit.shape<[64]>>)
+        epilogue {
+    ^bb0(%acc: f32, %bias: f32):
+      %0 = arith.addf %acc, %bias : f32
+      shapejit.yield %0 : f32
+    } -> affine_map<(n, g, o, f) -> (n, o, f)> : tensor<?x?x64xf32, #shapejit.shape<[s0, (s1 + 1) floordiv 2, 64]>>
+    ```
+  }];
+  let arguments = (ins
+    AnyRankedTensor:$input,
+    AnyRankedTensor:$weight,
+    Variadic<AnyRankedTensor>:$extras,
+    ShapeJit_ShapeAttr:$space,
+    ShapeJit_ShapeAttr:$image,
+    ShapeJit_Maps:$maps,
+    DenseI64ArrayAttr:$strides,
+    DenseI64ArrayAttr:$dilations,
+    DenseI64ArrayAttr:$padding,
+    DenseI64ArrayAttr:$lhs_dilations,
+    OptionalAttr<TypeAttr>:$accumulate
+  );
+  let results = (outs AnyRankedTensor:$result);
+  let regions = (region MaxSizedRegion<1>:$epilogue);
+  let hasCustomAssemblyFormat = 1;
+  let hasVerifier = 1;
+  let hasCanonicalizer = 1;
+  let extraClassDeclaration = [{
+    /// The type in which products are summed.
+    ::mlir::Type getAccumulateType();
+    /// The number of spatial dimensions.
+    unsigned getSpatialRank() { return getImage().getDims().size(); }
+  }];
+}
+
 def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
   let summary = "scaled dot product attention";
   let description = [{
@@ -228,22 +297,31 @@ def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
 def ShapeJit_PackOp : ShapeJit_Op<"pack", [Pure]> {
   let summary = "packs a weight into panels, once, when the weight is bound";
   let description = [{
-    Element (p, k, j) of the result is the weight at n = p * panel + j, where n is the
-    weight's dimension `dim` and k the other one; past the end it is zero. A gemm
-    reads the packed weight at (n floordiv panel, k, n mod panel).
+    A weight is seen as a tensor over `space`, read at `map`; its dimension `dim` is cut
+    into panels, whose columns come last. Where `dim` is the first one, element
+    (p, k.., j) of the result is the weight at (p * panel + j, k..); past the end of the
+    dimension it is zero. A gemm reads the packed weight at (n floordiv panel, k, n mod panel).
+
+    Without a space, the weight is a matrix: its dimension `dim` is cut, the other one is k.
 
     ```mlir
     %p = shapejit.pack %w {dim = 0, panel = 32}
         : tensor<384x1536xf32, #shapejit.shape<[384, 1536]>> -> tensor<12x1536x32xf32, #shapejit.shape<[12, 1536, 32]>>
+    %q = shapejit.pack %k over [2, 64, 3, 8] at affine_map<(g, f, t, c) -> (g * 64 + f, c, t)> {dim = 1, panel = 32}
+        : tensor<128x8x3xf32, #shapejit.shape<[128, 8, 3]>> -> tensor<2x2x3x8x32xf32, #shapejit.shape<[2, 2, 3, 8, 32]>>
     ```
   }];
   let arguments = (ins
     AnyRankedTensor:$source,
-    ConfinedAttr<I64Attr, [IntNonNegative, IntMaxValue<1>]>:$dim,
+    OptionalAttr<ShapeJit_ShapeAttr>:$space,
+    OptionalAttr<AffineMapAttr>:$map,
+    ConfinedAttr<I64Attr, [IntNonNegative]>:$dim,
     ConfinedAttr<I64Attr, [IntPositive]>:$panel
   );
   let results = (outs AnyRankedTensor:$result);
-  let assemblyFormat = "$source attr-dict `:` type($source) `->` type($result)";
+  let assemblyFormat = [{
+    $source (`over` custom<Space>($space)^ `at` $map)? attr-dict `:` type($source) `->` type($result)
+  }];
   let hasVerifier = 1;
 }
 
@@ -252,7 +330,7 @@ def ShapeJit_PackOp : ShapeJit_Op<"pack", [Pure]> {
 //===----------------------------------------------------------------------===//
 
 def ShapeJit_YieldOp : ShapeJit_Op<"yield", [Pure, Terminator, ReturnLike,
-    ParentOneOf<["LoopOp", "GemmOp", "KernelOp"]>]> {
+    ParentOneOf<["LoopOp", "GemmOp", "ConvOp", "KernelOp"]>]> {
   let summary = "ends a body with its values";
   let arguments = (ins Variadic<AnyType>:$values);
   let assemblyFormat = "attr-dict ($values^ `:` type($values))?";
@@ -306,6 +384,30 @@ def ShapeJit_LaunchOp : ShapeJit_Op<"launch", [Pure,
   let assemblyFormat = [{
     $kernel $sizes `(` $operands `)` attr-dict `:` functional-type($operands, $outs)
   }];
+  let hasVerifier = 1;
+}
+
+def ShapeJit_DispatchOp : ShapeJit_Op<"dispatch", [HasParent<"::mlir::ModuleOp">,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "the variants of a kernel by size";
+  let description = [{
+    `axes` are the sizes that decide, as expressions of the kernel's own symbols; each
+    bucket is a box of them and names the variant that serves it. Boxes do not overlap. A
+    kernel whose sizes are all constant has no axes and one bucket, `<[], [], ..>`.
+
+    ```mlir
+    shapejit.dispatch @gemm0 by affine_map<()[s0] -> (s0)> [
+      #shapejit.bucket<[1], [16], "small_m_128x16x64", "3.2 us, bound by bytes">,
+      #shapejit.bucket<[17], [?], "persistent_128x256x64", "least waves">
+    ]
+    ```
+  }];
+  let arguments = (ins
+    FlatSymbolRefAttr:$kernel,
+    AffineMapAttr:$axes,
+    TypedArrayAttrBase<ShapeJit_BucketAttr, "array of buckets">:$buckets
+  );
+  let hasCustomAssemblyFormat = 1;
   let hasVerifier = 1;
 }
 

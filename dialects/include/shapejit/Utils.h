@@ -24,6 +24,10 @@ void printSizes(mlir::AsmPrinter &printer, llvm::ArrayRef<mlir::AffineExpr> size
 /// `s0 * 2 + 1`, with `s<i>` as affine symbol i.
 mlir::ParseResult parseSizeExpr(mlir::AsmParser &parser, mlir::AffineExpr &expr);
 
+/// The sizes of an attribute, for `custom<Space>`.
+mlir::ParseResult parseSpace(mlir::OpAsmParser &parser, ShapeAttr &space);
+void printSpace(mlir::OpAsmPrinter &printer, mlir::Operation *op, ShapeAttr space);
+
 /// `keyword(%a at #map : type, ...)`; nothing at all when the group is empty and
 /// `optional`. Maps are appended to `maps`.
 struct MappedOperands {

@@ -28,6 +28,7 @@ from shapejit.importer.values import (
 from shapejit.ir import make_map, shape_attr
 from shapejit.ir import tensor_type as make_tensor_type
 from shapejit.symbolic import Expr, Ranges, product, reshape_map
+from shapejit.windows import Window
 
 Kind = Literal["none", "add", "mul", "max", "min", "and", "or"]
 Indices = Sequence[Expr]
@@ -319,6 +320,40 @@ class Builder:
             regions=1,
         ).result
         return Tensor(space[:-1], dtype, result)
+
+    def conv(
+        self, space: Sequence[Expr], image: Sequence[Expr], x: Read, weight: Read, window: Window
+    ) -> Tensor:
+        """The convolution over [n, g, o.., f, c, t..]; result [n, o.., g * f].
+
+        Args:
+            space: sizes of the iteration space.
+            image: the spatial sizes of the input.
+            x: read over (n, g, p.., c), p a pixel of the image.
+            weight: read over (g, f, c, t..); holds the dtype of `x`.
+            window: stride, padding and so on.
+        """
+        space, spatial = tuple(space), len(image)
+        dtype = x.tensor.dtype
+        outside = space[2 + spatial]
+        shape = (space[0], *space[2 : 2 + spatial], space[1] * outside)
+        pixels = [Expr.dim(2 + i) for i in range(spatial)]
+        written = [Expr.dim(0), *pixels, Expr.dim(1) * outside + Expr.dim(2 + spatial)]
+        rank = 3 + spatial
+        maps = [self.map_attr(rank, indices) for indices in (x.indices, weight.indices, written)]
+        result = ir.Operation.create(
+            "shapejit.conv",
+            results=[self.tensor_type(shape, dtype)],
+            operands=[self.value(x.tensor), self.value(weight.tensor)],
+            attributes={
+                "space": self.space_attr(space),
+                "image": self.space_attr(tuple(image)),
+                "maps": ir.ArrayAttr.get(maps),
+                **window.attributes(self.context),
+            },
+            regions=1,
+        ).result
+        return Tensor(shape, dtype, result)
 
     def attention(
         self,

@@ -22,6 +22,7 @@ _RULES: Final[dict[str, Rule]] = {}
 _MODULES: Final = (
     "attention",
     "contractions",
+    "convolutions",
     "creation",
     "gather_index",
     "normalizations",

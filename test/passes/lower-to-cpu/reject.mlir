@@ -56,3 +56,20 @@ shapejit.kernel @gathers_own_value symbols 1 (%x: tensor<?xf32, #shapejit.shape<
   }
   shapejit.yield %2 : tensor<?xf32, #shapejit.shape<[s0]>>
 }
+
+// -----
+
+!x = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
+!w = tensor<8x8x3xf32, #shapejit.shape<[8, 8, 3]>>
+shapejit.kernel @pointwise_before_conv symbols 2 (%x: !x, %w: !w) {
+  // expected-error @below {{'shapejit.loop' shares a kernel with 'shapejit.conv'; a contraction's kernel holds nothing else, pointwise ops go into its epilogue}}
+  %0 = shapejit.loop over [s0, s1, 8] ins(%x at affine_map<(d0, d1, d2) -> (d0, d1, d2)> : !x) outs(affine_map<(d0, d1, d2) -> (d0, d1, d2)> : !x) {
+  ^bb0(%v: f32):
+    shapejit.yield %v : f32
+  }
+  %1 = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
+      input(%0 at affine_map<(n, g, p, c) -> (n, p, c)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, o, f)> : !x
+  shapejit.yield %1 : !x
+}

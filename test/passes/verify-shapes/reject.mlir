@@ -159,3 +159,99 @@ func.func @short(%q: tensor<2x2x?x4xf32, #shapejit.shape<[2, 2, s0, 4]>>) -> ten
       {scale = 1.0 : f64} -> #id : tensor<2x3x?x4xf32, #shapejit.shape<[2, 3, s0, 4]>>
   return %0 : tensor<2x3x?x4xf32, #shapejit.shape<[2, 3, s0, 4]>>
 }
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1]>>
+func.func @pixels(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{has s1 = 64 output pixels in spatial dimension 0 but its window gives (s1 + 1)//2 = 32, where s1 = 64}}
+  %0 = shapejit.conv over [s0, 1, s1, 6, 8, 3] image [s1] stride [2] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1 - 2]>>
+func.func @clamp_missing(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{dimension 2 of result 0 has size s1 - 2 = -1 where s1 = 1}}
+  %0 = shapejit.conv over [s0, 1, s1 - 2, 6, 8, 3] image [s1] 
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1 + 1]>>
+func.func @image_over_tensor(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{input: index 2 (d2)}}
+  %0 = shapejit.conv over [s0, 1, s1 + 1, 6, 8, 3] image [s1 + 1] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1]>>
+func.func @negative_image(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{dimension 0 of the image has size s1 - 2 = -1 where s1 = 1}}
+  %0 = shapejit.conv over [s0, 1, s1, 6, 8, 3] image [s1 - 2] padding [(2, 2)]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1]>>
+func.func @undeclared_image(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{the image uses s7, which the module does not declare; it declares s0 to s1}}
+  %0 = shapejit.conv over [s0, 1, s1, 6, 8, 3] image [s7] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, f, o)> : !y
+  return %0 : !y
+}
+
+// -----
+
+shapejit.symbol @n {id = 0, min = 1, max = 8}
+shapejit.symbol @h {id = 1, min = 1, max = 64}
+!x = tensor<?x8x?xf32, #shapejit.shape<[s0, 8, s1]>>
+!w = tensor<6x8x3xf32, #shapejit.shape<[6, 8, 3]>>
+!y = tensor<?x6x?xf32, #shapejit.shape<[s0, 6, s1]>>
+func.func @written_twice(%x: !x, %w: !w) -> !y {
+  // expected-error @+1 {{result: (d0, 0, d2) writes (0, 0, 0) both at}}
+  %0 = shapejit.conv over [s0, 1, s1, 6, 8, 3] image [s1] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, c, p)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !w)
+      -> affine_map<(n, g, o, f) -> (n, 0, o)> : !y
+  return %0 : !y
+}
