@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from shapejit.archive import load
 from shapejit.cpu_features import host_target
 from shapejit.errors import ErrorId, join_names, quote
+from shapejit.execution import execution_for
 from shapejit.knobs import warn_of_unknown_variables
 from shapejit.options import CompileOptions
 from shapejit.program import Program
@@ -55,7 +56,9 @@ def compile(
         args, kwargs: an example call of a module; what they hold but tensors stays constant.
         dynamic_shapes: which sizes vary, as in torch.export; a dim may also be a triple
             ``(min, opt, max)``. Sizes not named stay as in the example.
-        target: "auto" follows the device of weights and example inputs; nothing is ever moved.
+        target: "auto" follows the device of weights and example inputs; nothing is ever moved. For
+            "cuda" the model has to consist of products of float16 or bfloat16 matrices and of
+            pointwise operators after them.
         options: how to compile.
         **option_overrides: single fields of `options`, by name.
 
@@ -85,9 +88,9 @@ def compile(
             rule="needs an example call",
             remedy="Pass args=(...) and, if the model takes keywords, kwargs={...}",
         )
-    _check_target(target, _named_tensors(model_or_path, args, kwargs))
+    device = _device(target, _named_tensors(model_or_path, args, kwargs))
     host_target(options.target_cpu)
-    return _compile(model_or_path, args, kwargs, dynamic_shapes, options)
+    return _compile(model_or_path, args, kwargs, dynamic_shapes, options, device)
 
 
 def _compile(
@@ -96,18 +99,42 @@ def _compile(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     options: CompileOptions,
+    device: torch.device,
 ) -> Program:
     # They bring torch.export's machinery and torch-mlir, which loading a program does not need.
     from shapejit import importer, pipeline
 
+    gpu_target = _gpu_target(device) if device.type == "cuda" else None
     with Progress() as progress:
         with progress.stage(_IMPORT):
             imported = importer.import_model(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-        artefacts = pipeline.build(imported, options, progress)
+        artefacts = pipeline.build(imported, options, progress, gpu_target)
     seconds = {**imported.seconds, **progress.seconds}
     del seconds[_IMPORT]  # its parts are listed
     artefacts = dataclasses.replace(artefacts, compile_seconds=seconds)
-    return Program(artefacts, imported.weight_tensors, free_original=options.free_original)
+    return Program(
+        artefacts,
+        imported.weight_tensors,
+        free_original=options.free_original,
+        execution=execution_for(artefacts, device),
+    )
+
+
+def _gpu_target(device: torch.device) -> str:
+    """The GPU as modules of the compiler name it: ``cuda:sm_90a``, with its name if it is known.
+
+    Raises:
+        TargetError: there is no such GPU, or there are no kernels for it (SJ-TARGET-006).
+    """
+    from shapejit.gpu.program_run import current_device, usable_gpu
+    from shapejit.passes.buckets.device import DEVICES
+
+    archs = tuple(dict.fromkeys(known.arch for known in DEVICES))
+    number = current_device(archs) if device.index is None else device.index
+    gpu = usable_gpu(number, archs)
+    names = [known.target for known in DEVICES if known.arch == gpu.arch]
+    words = gpu.name.lower().split()
+    return next((name for name in names if name.rpartition(":")[2] in words), f"cuda:{gpu.arch}")
 
 
 def _kind_of(value: Any) -> str:
@@ -115,8 +142,8 @@ def _kind_of(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _check_target(target: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Check that all tensors are on one device, that `target` is that device, and that it is CPU.
+def _device(target: str, tensors: Iterator[tuple[str, Tensor]]) -> torch.device:
+    """The device of all tensors, which `target` has to fit; of a model without any, the target.
 
     Raises:
         DeviceError: weights and inputs are on several devices (SJ-DEVICE-002).
@@ -133,18 +160,13 @@ def _check_target(target: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
     device = next(iter(devices), torch.device("cpu" if target == "auto" else target))
     if target not in ("auto", device.type):
         raise ErrorId.SJ_TARGET_003.error(target=target, device=device)
-    if device.type == "cuda":
-        raise ErrorId.SJ_TARGET_001.error(
-            target="cuda",
-            missing="the NVIDIA back end (kernels, memory and graphs) is not part of it",
-            remedy='Move model and inputs to the CPU and use target="cpu"',
-        )
-    if device.type != "cpu":
+    if device.type not in _TARGETS:
         raise ErrorId.SJ_TARGET_001.error(
             target=device.type,
             missing="there is no back end for that kind of device",
-            remedy="Move model and inputs to the CPU",
+            remedy="Move model and inputs to the CPU or to an NVIDIA GPU",
         )
+    return device
 
 
 def _named_tensors(

@@ -5,6 +5,8 @@
 ======================  ==========================================================================
 manifest.json           format version, target, signature, kernels, and the SHA-256 of all others
 code/0000.o ..          native code
+gpu/code.json           of a program for a GPU: its architecture, which kernel serves which sizes
+gpu/0000.kernel ..      machine code of each kernel with the record of its call, in that order
 constants.safetensors   tensors of the model that no state dict holds
 weights.safetensors     the other weights, unless saved without
 ======================  ==========================================================================
@@ -15,6 +17,7 @@ torch.export nor torch-mlir.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -38,15 +41,18 @@ from shapejit import manifest
 from shapejit.artefacts import Artefacts
 from shapejit.codegen import HostTarget, LLVMError
 from shapejit.cpu_features import missing_features
-from shapejit.errors import ErrorId, ShapeJitError, join_names
+from shapejit.errors import ErrorId, ShapeJitError, TargetError, join_names
+from shapejit.execution import Execution, execution_for
+from shapejit.gpu.program_code import GpuCode
 
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the layout above, of the manifest and of the native code's entry points together."""
 
 MANIFEST = "manifest.json"
+GPU_CODE = "gpu/code.json"
 CONSTANTS = "constants.safetensors"
 WEIGHTS = "weights.safetensors"
 
@@ -75,7 +81,8 @@ def save(program: Program, path: _PathLike, *, weights: bool) -> None:
     target = Path(path)
     aliases = _aliases(program)
     try:
-        artefacts = manifest.to_json(program.artefacts)
+        # What runs on a GPU has members of its own.
+        artefacts = manifest.to_json(dataclasses.replace(program.artefacts, gpu=None))
     except (NotImplementedError, TypeError) as error:
         raise ErrorId.SJ_LOAD_012.error(
             path=path,
@@ -105,19 +112,34 @@ def load(
         path: a file written by `Program.save`. Its native code runs in this process.
         weights: weights to use instead of the saved ones: the module (whose tensors are then
             shared, so that in-place updates are seen), a state dict, or a safetensors file.
+            A program for a GPU is loaded onto the device of these tensors, else onto torch's
+            current CUDA device.
 
     Raises:
-        LoadError: the file is damaged or was built for another version or machine, or the
+        LoadError: the file is damaged or was built for another version, machine or GPU, or the
             weights do not fit; the message says which.
     """
     from shapejit.program import Program
 
     saved = _read(path)
-    tensors = _weight_tensors(saved, weights)
+    given = _given_weights(weights) if isinstance(weights, (nn.Module, Mapping)) else {}
+    device = next((tensor.device for tensor in given.values() if tensor.is_cuda), None)
+    execution = _execution(saved, device)
+    tensors = _weight_tensors(saved, weights, execution.device)
+    return Program(saved.artefacts, tensors, compiles=0, execution=execution)
+
+
+def _execution(saved: _Saved, device: torch.device | None) -> Execution:
+    from shapejit.gpu.errors import CudaError
+
     try:
-        return Program(saved.artefacts, tensors, compiles=0)
-    except LLVMError as error:
-        raise ErrorId.SJ_LOAD_010.error(path=path, reason=str(error).rstrip(".")) from error
+        return execution_for(saved.artefacts, device)
+    except TargetError as error:
+        arch, reason = saved.artefacts.target.arch, error.fields["reason"]
+        raise ErrorId.SJ_LOAD_014.error(path=saved.path, arch=arch, reason=reason) from error
+    except (LLVMError, CudaError) as error:
+        reason = error.fields["reason"] if isinstance(error, CudaError) else str(error).rstrip(".")
+        raise ErrorId.SJ_LOAD_010.error(path=saved.path, reason=reason) from error
 
 
 # Writing.
@@ -131,6 +153,7 @@ def _write_members(
     for number, code in enumerate(program.artefacts.objects):
         members[f"code/{number:04}.o"] = folder / f"{number:04}.o"
         members[f"code/{number:04}.o"].write_bytes(code)
+    members |= _write_gpu_members(program.artefacts.gpu, folder)
     contents: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, WEIGHTS: {}}
     for spec, tensor in zip(program.artefacts.weights, program.all_weights(), strict=True):
         if aliases[spec.name] == spec.name:
@@ -140,6 +163,19 @@ def _write_members(
     for member, tensors in contents.items():
         members[member] = folder / member
         safetensors.torch.save_file(tensors, members[member])
+    return members
+
+
+def _write_gpu_members(code: GpuCode | None, folder: Path) -> dict[str, Path]:
+    """Write what runs on a GPU: the files by the names of their members."""
+    if code is None:
+        return {}
+    members = {GPU_CODE: folder / "gpu.json"}
+    members[GPU_CODE].write_text(json.dumps(code.to_json(), indent=1))
+    for number, variant in enumerate(code.variants):
+        file = folder / f"{number:04}.kernel"
+        file.write_bytes(variant.data)
+        members[f"gpu/{file.name}"] = file
     return members
 
 
@@ -208,6 +244,7 @@ def _read(path: _PathLike) -> _Saved:
         members = {name: _read_member(path, archive, name, digests[name]) for name in digests}
     code = tuple(members[name] for name in sorted(members) if name.startswith("code/"))
     artefacts = _read_artefacts(path, document, code)
+    artefacts = dataclasses.replace(artefacts, gpu=_read_gpu_code(path, artefacts, members))
     _check_machine(path, artefacts)
     tensors: dict[str, Tensor] = {}
     for name in (CONSTANTS, WEIGHTS):
@@ -283,6 +320,24 @@ def _read_artefacts(
         raise _not_a_program(path, f"its {MANIFEST} cannot be understood ({error!r})") from error
 
 
+def _read_gpu_code(
+    path: _PathLike, artefacts: Artefacts, members: Mapping[str, bytes]
+) -> GpuCode | None:
+    """What runs on a GPU; None for a program for the CPU."""
+    if artefacts.target.kind == "cpu":
+        return None
+    if GPU_CODE not in members:
+        raise ErrorId.SJ_LOAD_005.error(path=path, member=GPU_CODE, reason="is missing")
+    data = [members[name] for name in sorted(members) if name.endswith(".kernel")]
+    try:
+        code = GpuCode.from_json(members[GPU_CODE], data)
+        for variant in code.variants:
+            _ = variant.entry  # damaged data is noticed here, and nothing of it runs
+    except ValueError as error:
+        raise _not_a_program(path, f"its {GPU_CODE} cannot be understood ({error})") from error
+    return code
+
+
 def _check_machine(path: _PathLike, artefacts: Artefacts) -> None:
     target, host = artefacts.target, HostTarget.host()
     if target.triple != host.triple:
@@ -302,13 +357,19 @@ def _not_a_program(path: _PathLike, reason: str) -> ShapeJitError:
 
 
 def _weight_tensors(
-    saved: _Saved, weights: nn.Module | Mapping[str, Tensor] | _PathLike | None
+    saved: _Saved,
+    weights: nn.Module | Mapping[str, Tensor] | _PathLike | None,
+    device: torch.device,
 ) -> list[Tensor]:
-    """The tensor of every weight of the program, in order."""
+    """The tensor of every weight of the program, in order.
+
+    What comes from a file is put on the device; tensors that are given stay where they are.
+    """
     needed = not all(spec.constant for spec in saved.artefacts.weights)
     if needed and weights is None and not saved.has_weights:
         raise ErrorId.SJ_LOAD_006.error(path=saved.path)
     given = None if weights is None else _given_weights(weights)
+    from_file = not isinstance(weights, (nn.Module, Mapping))
     tensors: list[Tensor] = []
     missing: list[str] = []
     for spec in saved.artefacts.weights:
@@ -317,7 +378,7 @@ def _weight_tensors(
         if tensor is None:
             missing.append(spec.name)
         else:
-            tensors.append(tensor)
+            tensors.append(tensor.to(device) if source is not given or from_file else tensor)
     if missing:
         raise ErrorId.SJ_LOAD_007.error(missing=_some_names(missing))
     return tensors

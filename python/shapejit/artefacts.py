@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
     from shapejit.cache import Lease
+    from shapejit.gpu.program_code import GpuCode
 
 Sizes = tuple[Expr, ...]
 Scalar = bool | int | float | str | None
@@ -141,15 +142,31 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class PackSpec:
-    """A panel-packed copy of a 2-d weight, made at load time.
+    """A panel-packed copy of a weight, made at load time.
 
-    ``out[p, k, j]`` is the weight at n = p * panel + j along `dim` and k along the other dim, zero
-    where n is past its end: shape ``[ceil(N / panel), K, panel]``.
+    The weight, row-major, is seen as a tensor of `sizes` whose element (i0, i1, ..) lies at
+    ``offset + i0 * strides[0] + ..``. Its dim `dim`, of size N, is cut into panels whose columns
+    come last, zero past the end: the copy of ``[N, K]`` is ``[ceil(N / panel), K, panel]``.
+
+    Without `sizes` the weight is a matrix, and its dim `dim` is the first one.
     """
 
     weight: int
     dim: int
     panel: int
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+
+    def over(self, shape: Sequence[int]) -> PackSpec:
+        """The same with sizes and strides given, for a weight of this shape."""
+        if self.sizes:
+            return self
+        rows, columns = shape
+        sizes, strides = (rows, columns), (columns, 1)
+        if self.dim == 1:
+            sizes, strides = sizes[::-1], strides[::-1]
+        return PackSpec(self.weight, 0, self.panel, sizes, strides)
 
 
 @dataclass(frozen=True)
@@ -240,16 +257,23 @@ class TargetInfo:
     """What the native code was built for.
 
     Attributes:
-        kind: "cpu".
+        kind: where the kernels run; the host program runs on a CPU in any case.
         triple: LLVM's name of the machine and system.
         cpu: LLVM's name of the CPU.
         features: LLVM's names of the features that the code may use, without signs.
+        arch: architecture of the GPU, ``sm_90a``; empty for kind "cpu".
     """
 
-    kind: Literal["cpu"]
+    kind: Literal["cpu", "cuda"]
     triple: str
     cpu: str
     features: tuple[str, ...]
+    arch: str = ""
+
+    @property
+    def name(self) -> str:
+        """The processor, for people: ``znver4``, ``sm_90a``."""
+        return self.arch or self.cpu
 
 
 @dataclass(frozen=True)
@@ -263,8 +287,13 @@ class Artefacts:
     of a `ConstraintInfo` that fails. `buffers` holds the tensor inputs, the weights (null unless
     read in place), the packed weights and the tensor outputs, in the order of this record.
 
+    For a GPU the second one is ``int32_t shapejit_run(.., void *const *kernels, void *stream)``
+    with the same first arguments: it queues the launches in a stream and returns the status of the
+    first one that failed, or 0. `kernels` has a handle for each of `gpu.variants`.
+
     Attributes:
         objects: relocatable objects, the host program among them.
+        gpu: what runs on a GPU; None if nothing does.
         output_tree: structure of the result.
         compile_seconds: seconds by stage.
         leases: keep the objects findable in the cache for as long as the program lives.
@@ -283,6 +312,7 @@ class Artefacts:
     constraints: tuple[ConstraintInfo, ...] = ()
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     leases: tuple[Lease, ...] = field(default=(), repr=False, compare=False)
+    gpu: GpuCode | None = None
 
     @property
     def output_ranks(self) -> tuple[int, ...]:

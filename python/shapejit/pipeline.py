@@ -1,14 +1,16 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-"""The compiler, from an imported model to native code: read `STAGES` from top to bottom."""
+"""The compiler, from an imported model to native code: read `STAGES` (for the CPU) or `gpu_stages`
+from top to bottom."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,12 @@ from .dump import Dump
 from .errors import ErrorId
 from .knobs import knobs
 from .pass_host import PipelineError, run_pipeline, write_reproducer
+from .symbolic import Expr, linearize, map_exprs
 
 if TYPE_CHECKING:
+    from .codegen.builder import CubinBuilder
+    from .gpu.program_build import BuiltCode
+    from .gpu.program_code import GpuCode
     from .importer import ImportedModel
     from .options import CompileOptions
     from .progress import Progress
@@ -47,28 +53,74 @@ def _passes(text: str) -> Callable[[HostTarget], str]:
     return lambda target: text.format(panel=target.panel, vector_bytes=target.vector_bytes)
 
 
-#: The middle end and the CPU back end, in order.
+# One spelling for equal problems, so that later stages match and deduplicate.
+_CANONICALIZE_SHAPES = Stage(
+    "canonicalize-shapes", _passes("shapejit-canonicalize-shapes,canonicalize,cse")
+)
+# Reshapes, transposes and slices become index maps of the ops that read them.
+_FOLD_VIEWS = Stage("fold-views", _passes("shapejit-fold-views,canonicalize,cse"))
+# Pointwise loops move into their readers and into the epilogues of contractions.
+_INLINE_POINTWISE = Stage("inline-pointwise", _passes("shapejit-inline-pointwise,canonicalize,cse"))
+# What remains is grouped into kernels; equal ones are built once.
+_FORM_KERNELS = Stage("form-kernels", _passes("shapejit-form-kernels"))
+# Launch results get their place, the launches become the host program.
+_PLAN_MEMORY = Stage("plan-memory", _passes("shapejit-plan-memory"), has_shapes=False)
+_LOWER_TO_HOST = Stage("lower-to-host", _passes("shapejit-lower-to-host"), has_shapes=False)
+
+#: For the CPU: the middle end and the back end, in order.
 STAGES: tuple[Stage, ...] = (
-    # One spelling for equal problems, so that later stages match and deduplicate.
-    Stage("canonicalize-shapes", _passes("shapejit-canonicalize-shapes,canonicalize,cse")),
-    # Reshapes, transposes and slices become index maps of the ops that read them.
-    Stage("fold-views", _passes("shapejit-fold-views,canonicalize,cse")),
-    # Pointwise loops move into their readers and into the epilogues of contractions.
-    Stage("inline-pointwise", _passes("shapejit-inline-pointwise,canonicalize,cse")),
+    _CANONICALIZE_SHAPES,
+    _FOLD_VIEWS,
+    _INLINE_POINTWISE,
     # Weights get the layout that the micro-kernel streams.
     Stage("pack-weights", _passes("shapejit-pack-weights{{panel={panel}}},canonicalize,cse")),
-    # What remains is grouped into kernels; equal ones are built once.
-    Stage("form-kernels", _passes("shapejit-form-kernels")),
+    _FORM_KERNELS,
     # Kernels become loops and vector code.
     Stage(
         "lower-to-cpu",
         _passes("shapejit-lower-to-cpu{{vector-bytes={vector_bytes}}}"),
         has_shapes=False,
     ),
-    # Launch results get their place, the launches become the host program.
-    Stage("plan-memory", _passes("shapejit-plan-memory"), has_shapes=False),
-    Stage("lower-to-host", _passes("shapejit-lower-to-host"), has_shapes=False),
+    _PLAN_MEMORY,
+    _LOWER_TO_HOST,
 )
+
+
+def gpu_stages(max_regions: int) -> tuple[Stage, ...]:
+    """For a GPU, in order. After `choose-buckets` every variant is built.
+
+    Args:
+        max_regions: see `CompileOptions`.
+    """
+    return (
+        _CANONICALIZE_SHAPES,
+        _FOLD_VIEWS,
+        _INLINE_POINTWISE,
+        # What is fused stays in f32 until it is stored.
+        Stage("widen-epilogues", _passes("shapejit-widen-epilogues,canonicalize,cse")),
+        _FORM_KERNELS,
+        # Each kernel gets variants for intervals of its sizes, by the cost model alone.
+        choose_buckets(max_regions),
+        _PLAN_MEMORY,
+        _LOWER_TO_HOST,
+    )
+
+
+_CHOOSE_BUCKETS = "choose-buckets"
+
+
+def choose_buckets(max_regions: int, schedules: Sequence[str] = ()) -> Stage:
+    """The stage that decides on variants.
+
+    Args:
+        max_regions: see `CompileOptions`.
+        schedules: the candidates; all if empty.
+    """
+    options = f"max-regions={max_regions}"
+    if schedules:
+        options += f" schedules={','.join(schedules)}"
+    return Stage(_CHOOSE_BUCKETS, lambda _target: f"shapejit-choose-buckets{{{options}}}")
+
 
 _IMPORT_LOG = logs.logger("import")
 _PASSES_LOG = logs.logger("passes")
@@ -76,45 +128,121 @@ _BUCKET_LOG = logs.logger("bucket")
 _CODEGEN_LOG = logs.logger("codegen")
 
 
-def build(imported: ImportedModel, options: CompileOptions, progress: Progress) -> Artefacts:
-    """Compiles an imported model.
+def build(
+    imported: ImportedModel,
+    options: CompileOptions,
+    progress: Progress,
+    gpu_target: str | None = None,
+) -> Artefacts:
+    """Compiles an imported model. No GPU is needed to compile for one.
 
     Args:
         imported: the model; its module is consumed.
         options: how to compile.
         progress: receives the stages.
+        gpu_target: the GPU as modules name it, ``cuda:sm_90a:h200``; None compiles for the CPU.
 
     Raises:
-        ShapeJitError: SJ-INTERNAL-001 if a stage fails, with the command that repeats it.
+        ShapeJitError: SJ-INTERNAL-001 if a stage fails, with the command that repeats it; for a GPU
+            SJ-TARGET-005 without its assembler, SJ-TARGET-007 if the model has operators that have
+            no kernels there.
     """
     passes.register_all()
-    target = host_target(options.target_cpu)
     logs.configure()
-    dump = Dump(options.dump_to or knobs.dump_to, "-".join(p.name for p in imported.parameters))
-    verify = options.verify_each or knobs.verify_each
-    module = imported.module
-    dump.stage("import", module)
+    name = "-".join(parameter.name for parameter in imported.parameters)
+    compilation = _Compilation(
+        imported,
+        options,
+        progress,
+        target=host_target(options.target_cpu),
+        dump=Dump(options.dump_to or knobs.dump_to, name),
+        verify=options.verify_each or knobs.verify_each,
+    )
+    compilation.dump.stage("import", imported.module)
     for step, seconds in imported.seconds.items():
         _IMPORT_LOG.info("%s took %.3f s", step, seconds)
+    return (
+        _build_for_cpu(compilation)
+        if gpu_target is None
+        else _build_for_gpu(compilation, gpu_target)
+    )
+
+
+@dataclass(frozen=True)
+class _Compilation:
+    """What all stages of one compilation share."""
+
+    imported: ImportedModel
+    options: CompileOptions
+    progress: Progress
+    target: HostTarget
+    dump: Dump
+    verify: bool
+
+    def run(self, stage: Stage) -> None:
+        """Runs a stage on the model's module."""
+        with self.progress.stage(stage.name):
+            run_stage(self.imported.module, stage, self.target, verify=self.verify)
+        self.dump.stage(stage.name, self.imported.module)
+        _PASSES_LOG.info("%s took %.3f s", stage.name, self.progress.seconds[stage.name])
+
+    def cache(self) -> ObjectCache:
+        """The cache to use. A dump shows every kernel, under its name in reports, so without."""
+        return object_cache() if self.dump.folder is None else ObjectCache(0)
+
+    def artefacts(
+        self,
+        kernels: Sequence[KernelInfo],
+        code: Mapping[str, Fetched],
+        weights: Sequence[WeightSpec],
+        *,
+        packs: Sequence[PackSpec] = (),
+        gpu: GpuCode | None = None,
+    ) -> Artefacts:
+        """The result of the compilation; see `Artefacts`.
+
+        Args:
+            code: the host program's objects by name.
+        """
+        imported = self.imported
+        return Artefacts(
+            objects=tuple(fetched.data for fetched in code.values()),
+            leases=tuple(fetched.lease for fetched in code.values()),
+            target=target_info(self.target),
+            symbols=imported.symbols,
+            parameters=imported.parameters,
+            inputs=imported.inputs,
+            weights=tuple(weights),
+            packs=tuple(packs),
+            outputs=imported.outputs,
+            output_tree=imported.output_tree,
+            kernels=tuple(kernels),
+            constraints=imported.constraints,
+            gpu=gpu,
+        )
+
+
+def _build_for_cpu(compilation: _Compilation) -> Artefacts:
+    imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
+    module = imported.module
     kernels: tuple[KernelInfo, ...] = ()
     packs: tuple[PackSpec, ...] = ()
     weights = imported.weights
-    # A dump shows every kernel, under the name that it has in reports: it does without the cache.
-    cache = object_cache() if dump.folder is None else ObjectCache(0)
-    recipe = Recipe(target, options.opt_level, _lowering(target))
+    cache = compilation.cache()
+    recipe = Recipe(
+        compilation.target, compilation.options.opt_level, _lowering(compilation.target)
+    )
     units: dict[str, Unit] = {}
     found: dict[str, Fetched] = {}
     symbols: dict[str, str] = {}  # of the kernels' code, by the kernels' names
     for stage in STAGES:
-        with progress.stage(stage.name):
-            run_stage(module, stage, target, verify=verify)
-        dump.stage(stage.name, module)
-        _PASSES_LOG.info("%s took %.3f s", stage.name, progress.seconds[stage.name])
-        if stage.name == "form-kernels":
+        compilation.run(stage)
+        if stage is _FORM_KERNELS:
             kernels = describe_kernels(module)
             packs = _packs(module)
             weights = _weights_read(module, imported.weights)
-            _log_kernels(kernels, packs, imported.symbols)
+            _log_kernels(kernels, packs)
+            _log_ranges(kernels, imported.symbols)
             if dump.folder is None:
                 with progress.stage("cache"):
                     launched = _launched(module)
@@ -126,20 +254,66 @@ def build(imported: ImportedModel, options: CompileOptions, progress: Progress) 
     kernels = tuple(
         dataclasses.replace(k, origin=code[symbols.get(k.name, k.name)].origin) for k in kernels
     )
-    return Artefacts(
-        objects=tuple(fetched.data for fetched in code.values()),
-        leases=tuple(fetched.lease for fetched in code.values()),
-        target=target_info(target),
-        symbols=imported.symbols,
-        parameters=imported.parameters,
-        inputs=imported.inputs,
-        weights=weights,
-        packs=packs,
-        outputs=imported.outputs,
-        output_tree=imported.output_tree,
-        kernels=kernels,
-        constraints=imported.constraints,
+    return compilation.artefacts(kernels, code, weights, packs=packs)
+
+
+def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
+    # What compilations for the CPU do without.
+    from .gpu import program_build as gpu
+    from .passes.buckets.device import device_of_target
+    from .passes.host.dispatches import dispatches
+    from .passes.lower_to_host import KERNELS
+
+    imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
+    module, options = imported.module, compilation.options
+    arch = device_of_target(gpu_target).arch
+    gpu.assembler()  # that there is one is known at once
+    with module.context:
+        module.operation.attributes["shapejit.target"] = ir.StringAttr.get(gpu_target)
+    kernels: tuple[KernelInfo, ...] = ()
+    weights = imported.weights
+    built = gpu.BuiltCode({}, {}, {})
+    for stage in gpu_stages(options.max_regions):
+        compilation.run(stage)
+        if stage is _FORM_KERNELS:
+            kernels = describe_kernels(module)
+            gpu.check_kernels(module, kernels)
+            weights = _weights_read(module, imported.weights)
+            _log_kernels(kernels, ())
+        elif stage.name == _CHOOSE_BUCKETS:
+            built = _build_variants(compilation, arch, gpu.builder_for(dump))
+    recipe = Recipe(compilation.target, options.opt_level, ",".join(LLVM_PIPELINE))
+    table = _strings(module, KERNELS)
+    code = _generate(module, recipe, compilation.cache(), {}, {}, progress, dump)
+    gpu_code = gpu.gpu_code(arch, dispatches(module), built.cubins, table)
+    dump.index(kernels, imported.symbols, built.digests)
+    artefacts = compilation.artefacts(
+        gpu.with_origins(kernels, gpu_code), code, weights, gpu=gpu_code
     )
+    return dataclasses.replace(
+        artefacts,
+        target=dataclasses.replace(artefacts.target, kind="cuda", arch=arch),
+        leases=(*artefacts.leases, *(cubin.lease for cubin in built.cubins.values())),
+    )
+
+
+def _build_variants(compilation: _Compilation, arch: str, builder: CubinBuilder) -> BuiltCode:
+    """Builds what the dispatches name; chooses again without schedules that cannot be built."""
+    from .gpu import program_build as gpu
+
+    refused: dict[str, str] = {}
+    while True:
+        with compilation.progress.stage("gpu-codegen") as running:
+            module = compilation.imported.module
+            built = gpu.build_variants(module, arch, builder, running.advance)
+        _log_variants(built, compilation.progress.seconds["gpu-codegen"])
+        if not built.refused:
+            return built
+        for schedule, reason in built.refused.items():
+            _BUCKET_LOG.warning("%s cannot be built and is not used: %s", schedule, reason)
+        refused |= built.refused
+        rest = gpu.candidates(refused)
+        compilation.run(choose_buckets(compilation.options.max_regions, rest))
 
 
 def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = False) -> None:
@@ -183,9 +357,31 @@ def _packs(module: Any) -> tuple[PackSpec, ...]:
     found = []
     for op in sir.operations(sir.body(sir.functions(module)[0])):
         if op.name == "shapejit.pack":
-            dim, panel = (ir.IntegerAttr(op.attributes[name]).value for name in ("dim", "panel"))
-            found.append(PackSpec(numbers[op.operands[0]], dim, panel))
+            found.append(_pack(op, numbers[op.operands[0]]))
     return tuple(found)
+
+
+def _pack(op: Any, weight: int) -> PackSpec:
+    """The record of a ``shapejit.pack``."""
+    dim, panel = (ir.IntegerAttr(op.attributes[name]).value for name in ("dim", "panel"))
+    if "space" not in op.attributes:
+        return PackSpec(weight, dim, panel)
+    sizes = [_number(size) for size in sir.attr_sizes(op.attributes["space"])]
+    place = linearize(map_exprs(op.attributes["map"].value), sir.shape_of(op.operands[0]))
+    start = _number(place.substitute(dims=dict.fromkeys(range(len(sizes)), 0)))
+    # A dim of size one has no stride that could be read off.
+    strides = [
+        _number(place.substitute(dims={i: int(i == dim) for i in range(len(sizes))})) - start
+        if size != 1
+        else 0
+        for dim, size in enumerate(sizes)
+    ]
+    return PackSpec(weight, dim, panel, tuple(sizes), tuple(strides), start)
+
+
+def _number(size: Expr) -> int:
+    assert size.constant is not None, "the sizes of a weight are constant"
+    return size.constant
 
 
 def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpec, ...]:
@@ -217,6 +413,12 @@ def _lowering(target: HostTarget) -> str:
     """The pipelines, with their options, that a kernel passes on its way to LLVM."""
     stage = next(stage for stage in STAGES if stage.name == "lower-to-cpu")
     return ",".join((stage.pipeline(target), *LLVM_PIPELINE))
+
+
+def _strings(module: Any, attribute: str) -> list[str]:
+    """An attribute of the host module: an array of strings."""
+    [host] = (op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module")
+    return [ir.StringAttr(text).value for text in host.attributes[attribute]]
 
 
 def _generate(
@@ -299,9 +501,7 @@ def _generate(
 # ---------------------------------------------------------------------------
 
 
-def _log_kernels(
-    kernels: Sequence[KernelInfo], packs: Sequence[PackSpec], symbols: Sequence[SymbolSpec]
-) -> None:
+def _log_kernels(kernels: Sequence[KernelInfo], packs: Sequence[PackSpec]) -> None:
     launches = sum(len(kernel.launches) for kernel in kernels)
     _PASSES_LOG.info(
         "%d kernels, %d launches, %d packed weights", len(kernels), launches, len(packs)
@@ -315,9 +515,23 @@ def _log_kernels(
             len(kernel.launches),
             kernel.why,
         )
+
+
+def _log_ranges(kernels: Sequence[KernelInfo], symbols: Sequence[SymbolSpec]) -> None:
     ranges = [f"{s.name} = {s.min}..{'' if s.max is None else s.max}" for s in symbols]
     _BUCKET_LOG.info(
         "one variant of each of %d kernels, for all of %s",
         len(kernels),
         ", ".join(ranges) or "the static sizes",
+    )
+
+
+def _log_variants(built: BuiltCode, seconds: float) -> None:
+    origins = Counter(cubin.origin for cubin in built.cubins.values())
+    _BUCKET_LOG.info("%d variants of %d kernels", len(built.cubins), len(built.digests))
+    _CODEGEN_LOG.info(
+        "%d variants in %.3f s: %s",
+        len(built.cubins),
+        seconds,
+        ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items())) or "none",
     )

@@ -15,33 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from shapejit import logs, report, threads
-from shapejit.arena import ArenaPool
+from shapejit import logs, report
+from shapejit.arena import ArenaError
 from shapejit.artefacts import (
-    ENTRY_PLAN,
-    ENTRY_RUN,
     Artefacts,
     ConstantOutput,
     InputOutput,
     SizeOutput,
     TensorOutput,
 )
-from shapejit.codegen import JitLibrary
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
+from shapejit.execution import Execution, execution_for
 from shapejit.signature import Signature
-from shapejit.weights import Buffers, Weights
+from shapejit.weights import Buffers, Weights, as_readable, is_readable
 
 _LOG = logs.logger("runtime")
-
-# shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
-_PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-
-
-# An empty tensor has no memory, but kernels may read one element of it and discard the value:
-# joining parts that can be empty reads each at an index clamped to 0.
-_EMPTY = ctypes.create_string_buffer(64)
-_FOR_EMPTY = ctypes.addressof(_EMPTY)
 
 
 class _Counters:
@@ -72,8 +61,12 @@ class Program(nn.Module):
 
     Calls may run at the same time in several threads; each has working memory of its own, from a
     bounded pool (`shapejit.arena.ArenaPool`). Outputs are new contiguous tensors. Inputs that are
-    not contiguous are copied first (counted in `stats`). A weight changed in place, through the
-    original module or through `load_state_dict`, is seen by the next call.
+    not contiguous, or for a GPU not aligned to 16 bytes, are copied first (counted in `stats`). A
+    weight changed in place, through the original module or through `load_state_dict`, is seen by
+    the next call.
+
+    On a GPU a call queues its kernels in the current stream and does not wait for them. It may be
+    captured into a CUDA graph, which then keeps what it needs of the program, but for the weights.
 
     As a submodule, a program contributes the model's weights to the state dict under their own
     names, but they are not its `parameters()`: it computes no gradients.
@@ -83,10 +76,13 @@ class Program(nn.Module):
         weights: the tensors of `artefacts.weights`, in order; they are held, not copied.
         free_original: give back the memory of weights of which only packed copies are read.
         compiles: compilations that this process did for it: 0 for a loaded program.
+        execution: the native code, ready to run; by default on the device of the weights.
 
     Raises:
         LoadError: a weight does not fit (SJ-LOAD-008).
         LLVMError: the native code does not load.
+        TargetError: there is no GPU that the program was built for (SJ-TARGET-006).
+        CudaError: the GPU's driver refuses its code.
     """
 
     def __init__(
@@ -96,11 +92,13 @@ class Program(nn.Module):
         *,
         free_original: bool = False,
         compiles: int = 1,
+        execution: Execution | None = None,
     ) -> None:
         super().__init__()
         super().train(False)
         logs.configure()
-        device = torch.device(artefacts.target.kind)
+        self._execution = execution or execution_for(artefacts, _device_of(weights))
+        device = self._execution.device
         self.artefacts = artefacts
         self.signature = Signature(
             artefacts.parameters, artefacts.inputs, artefacts.symbols, device
@@ -108,12 +106,13 @@ class Program(nn.Module):
         self._device = device
         self._compiles = compiles
         self._weights = Weights(
-            artefacts.weights, artefacts.packs, weights, device, free_original=free_original
+            artefacts.weights,
+            artefacts.packs,
+            weights,
+            device,
+            alignment=self._execution.alignment,
+            free_original=free_original,
         )
-        self._library = JitLibrary(artefacts.objects, threads.symbols())
-        self._plan = _PLAN(self._library.lookup(ENTRY_PLAN))
-        self._run = threads.entry_point(self._library.lookup(ENTRY_RUN))
-        self._arenas = ArenaPool(device)
         self._tensor_inputs = [index for index, _ in self.signature.tensors]
         self._outputs = _tensor_outputs(artefacts)
         self._only_tensors = all(isinstance(spec, TensorOutput) for spec in artefacts.outputs)
@@ -151,23 +150,23 @@ class Program(nn.Module):
         """Run the native code: the tensor outputs."""
         weights = self._weights.current()
         inputs = [leaves[index] for index in self._tensor_inputs]
+        alignment = self._execution.alignment
         copies = 0
         for position, tensor in enumerate(inputs):
-            if not tensor.is_contiguous() or tensor.is_neg():
-                inputs[position] = tensor.detach().resolve_neg().contiguous()
+            if not is_readable(tensor, alignment):
+                inputs[position] = as_readable(tensor, alignment)
                 copies += 1
         native_symbols = self._symbols_type(*symbols)
         if copies and not self._copies_logged:
             self._copies_logged = True
-            _LOG.info("%d inputs are not contiguous and copied; not said again", copies)
+            _LOG.info("%d inputs cannot be read in place and are copied; not said again", copies)
         plan = self._planned(native_symbols, symbols)
         outputs = self._allocate_outputs(plan, symbols)
         table = self._buffer_table(weights, inputs, outputs)
-        arena = self._acquire(plan[0], symbols)
         try:
-            self._run(native_symbols, table, arena.data_ptr(), torch.get_num_threads())
-        finally:
-            self._arenas.release(arena)
+            self._execution.run(native_symbols, table, plan[0])
+        except ArenaError as error:
+            self._raise_memory(f"{plan[0]} bytes of working memory", symbols, error)
         self._counters.count(tuple(symbols), copies)
         return outputs
 
@@ -182,7 +181,7 @@ class Program(nn.Module):
             self._table_template = (weights, template)
         table = type(template).from_buffer_copy(template)
         for position, tensor in enumerate(inputs):
-            table[position] = tensor.data_ptr() or _FOR_EMPTY
+            table[position] = tensor.data_ptr() or self._execution.for_empty
         for position, tensor in enumerate(outputs, len(table) - len(outputs)):
             table[position] = tensor.data_ptr()
         return table
@@ -190,7 +189,7 @@ class Program(nn.Module):
     def _planned(self, native_symbols: Any, symbols: list[int]) -> list[int]:
         """What shapejit_plan says: bytes of the arena, then the sizes of all tensor outputs."""
         native_plan = self._plan_type()
-        self._plan(native_symbols, native_plan)
+        self._execution.plan(native_symbols, native_plan)
         plan = list(native_plan)
         code = plan.pop()
         if code:
@@ -216,12 +215,6 @@ class Program(nn.Module):
         except RuntimeError as error:
             sizes = [plan[start:end] for start, end, _ in self._outputs]
             self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
-
-    def _acquire(self, size: int, symbols: list[int]) -> Tensor:
-        try:
-            return self._arenas.acquire(size)
-        except RuntimeError as error:
-            self._raise_memory(f"{size} bytes of working memory", symbols, error)
 
     def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
         values = values_text(symbols, self.artefacts.symbols)
@@ -257,9 +250,10 @@ class Program(nn.Module):
             compiles=self._compiles,
             distinct_shapes=shapes,
             input_copies=copies,
-            arena_bytes=self._arenas.bytes,
+            arena_bytes=self._execution.arena_bytes,
             weight_bytes=self._weights.bytes,
             packed_bytes=self._weights.copied_bytes,
+            code_bytes=self._execution.code_bytes,
             compile_seconds=dict(self.artefacts.compile_seconds),
         )
 
@@ -281,7 +275,7 @@ class Program(nn.Module):
         )
         launches = sum(len(kernel.launches) for kernel in self.artefacts.kernels)
         return (
-            f"Program{self.signature.names} for {target.kind} ({target.cpu}): "
+            f"Program{self.signature.names} for {target.kind} ({target.name}): "
             f"{dims or 'static shapes'}; {len(self.artefacts.kernels)} kernels, "
             f"{launches} launches"
         )
@@ -359,6 +353,10 @@ class Program(nn.Module):
                 for key in state_dict
                 if key.startswith(prefix) and key[len(prefix) :] not in names
             ]
+
+
+def _device_of(weights: Sequence[Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in weights if tensor.is_cuda), None)
 
 
 def _tensor_outputs(artefacts: Artefacts) -> list[tuple[int, int, torch.dtype]]:

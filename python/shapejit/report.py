@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapejit.artefacts import Artefacts, KernelInfo, SymbolSpec
+from shapejit.diagnosis import named
+from shapejit.symbolic import Expr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from shapejit.gpu.program_code import GpuCode, GpuKernel
 
 _WIDTH = 110
 
@@ -54,10 +58,11 @@ class Stats(Report):
         calls: calls that ran.
         compiles: compilations in this process: 1, or 0 for a loaded program.
         distinct_shapes: different combinations of sizes seen, counted up to `MAX_SHAPES`.
-        input_copies: inputs that were copied because they were not contiguous.
+        input_copies: inputs that were copied because they were not contiguous, or not aligned.
         arena_bytes: working memory held now, idle and in use.
         weight_bytes: memory of the weights themselves, as the model holds them.
         packed_bytes: memory of packed and contiguous copies of weights, on top.
+        code_bytes: machine code in the memory of the GPU.
         compile_seconds: wall time by stage of the compilation that made the program.
     """
 
@@ -68,13 +73,14 @@ class Stats(Report):
     arena_bytes: int
     weight_bytes: int
     packed_bytes: int
+    code_bytes: int
     compile_seconds: Mapping[str, float]
 
     def tables(self) -> list[Table]:
         counters = _table("Calls", "", "value")
         for name in ("calls", "compiles", "distinct_shapes", "input_copies"):
             counters.add_row(name.replace("_", " "), str(getattr(self, name)))
-        for name in ("arena_bytes", "weight_bytes", "packed_bytes"):
+        for name in ("arena_bytes", "weight_bytes", "packed_bytes", "code_bytes"):
             counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))
         if not self.compile_seconds:
             return [counters]
@@ -108,8 +114,33 @@ class LaunchRow:
 
 
 @dataclass(frozen=True)
+class BucketRow:
+    """Sizes that one variant of a kernel serves on a GPU.
+
+    Attributes:
+        lower, upper: the first and the last size on each axis; None is no bound.
+        schedule: how the variant computes.
+        launches: how many launches of the call it serves.
+        registers: 32-bit registers of a thread.
+        spill_bytes: of the instructions that store registers for which there was no room.
+        reason: why it serves these sizes.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int | None, ...]
+    schedule: str
+    launches: int
+    registers: int
+    spill_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class KernelRow:
-    """A kernel: what it fuses, why, where its code came from, how often and how large it runs."""
+    """A kernel: what it fuses, why, where its code came from, how often and how large it runs.
+
+    On a GPU `buckets` has the variants by sizes, and `axes` says which sizes these are.
+    """
 
     name: str
     kind: str
@@ -118,6 +149,8 @@ class KernelRow:
     origin: str
     launches: int
     at: tuple[LaunchRow, ...]
+    axes: tuple[str, ...] = ()
+    buckets: tuple[BucketRow, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +197,8 @@ class Explanation(Report):
         memory.add_row("copies of weights", bytes_text(self.packed_bytes))
         for number, sizes_of_output in enumerate(self.outputs):
             memory.add_row(f"output {number}", _sizes_text(sizes_of_output))
-        return [symbols, kernels, memory]
+        dispatches = [_dispatch_table(kernel) for kernel in self.kernels if kernel.buckets]
+        return [symbols, kernels, *dispatches, memory]
 
 
 MAX_SHAPES = 65536
@@ -175,7 +209,7 @@ def explain(
     artefacts: Artefacts, values: Sequence[int], plan: Sequence[int], packed_bytes: int
 ) -> Explanation:
     """The report for symbols' `values` (derived ones included) and what shapejit_plan gave."""
-    kernels = tuple(_kernel_row(kernel, values) for kernel in artefacts.kernels)
+    kernels = tuple(_kernel_row(artefacts, kernel, values) for kernel in artefacts.kernels)
     return Explanation(
         symbols=tuple(
             _symbol_row(spec, value, artefacts.symbols)
@@ -212,11 +246,11 @@ def _symbol_row(spec: SymbolSpec, value: int, symbols: Sequence[SymbolSpec]) -> 
     return SymbolRow(spec.name, value, spec.min, spec.max, spec.opt, spec.divisor, ", ".join(notes))
 
 
-def _kernel_row(kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
+def _kernel_row(artefacts: Artefacts, kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
     sources_at: dict[tuple[int, ...], list[str]] = {}
     launches: dict[tuple[int, ...], int] = {}
-    for launch in kernel.launches:
-        local = [size.evaluate(symbols=values) for size in launch.symbols]
+    bound = [[size.evaluate(symbols=values) for size in each.symbols] for each in kernel.launches]
+    for launch, local in zip(kernel.launches, bound, strict=True):
         sizes = tuple(size.evaluate(symbols=local) for size in kernel.sizes)
         sources_at.setdefault(sizes, []).extend(launch.sources)
         launches[sizes] = launches.get(sizes, 0) + 1
@@ -224,8 +258,74 @@ def _kernel_row(kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
         LaunchRow(sizes, launches[sizes], tuple(dict.fromkeys(sources)))
         for sizes, sources in sources_at.items()
     )
-    count = len(kernel.launches)
-    return KernelRow(kernel.name, kernel.kind, kernel.why, kernel.fuses, kernel.origin, count, at)
+    axes: tuple[str, ...] = ()
+    buckets: tuple[BucketRow, ...] = ()
+    if artefacts.gpu is not None:
+        dispatch = artefacts.gpu.kernel(kernel.name)
+        axes = tuple(_axis_text(artefacts, kernel, axis) for axis in dispatch.axes)
+        buckets = _bucket_rows(artefacts.gpu, dispatch, bound)
+    return KernelRow(
+        kernel.name,
+        kernel.kind,
+        kernel.why,
+        kernel.fuses,
+        kernel.origin,
+        len(kernel.launches),
+        at,
+        axes,
+        buckets,
+    )
+
+
+def _axis_text(artefacts: Artefacts, kernel: KernelInfo, axis: Expr) -> str:
+    """An axis of a kernel in the user's names of the dims: ``batch*seq``."""
+    bound = dict.fromkeys(
+        axis.substitute(symbols=dict(enumerate(launch.symbols))) for launch in kernel.launches
+    )
+    return " or ".join(named(size, artefacts.symbols) for size in bound)
+
+
+def _bucket_rows(
+    code: GpuCode, dispatch: GpuKernel, launches: Sequence[Sequence[int]]
+) -> tuple[BucketRow, ...]:
+    """The buckets of a kernel for launches with these values of its symbols."""
+    used = [dispatch.bucket(symbols) for symbols in launches]
+    rows = []
+    for bucket in dispatch.buckets:
+        variant = code.variants[bucket.variant]
+        resources = variant.entry.resources
+        rows.append(
+            BucketRow(
+                bucket.lower,
+                bucket.upper,
+                variant.schedule,
+                sum(each is bucket for each in used),
+                resources.registers,
+                resources.spill_store_bytes,
+                bucket.reason,
+            )
+        )
+    return tuple(rows)
+
+
+def _dispatch_table(kernel: KernelRow) -> Table:
+    """The variants of a kernel for a GPU by sizes."""
+    title = f"Variants of {kernel.name}" + (f" by {', '.join(kernel.axes)}" if kernel.axes else "")
+    table = _table(title, "sizes", "schedule", "launches", "registers", "spilled", "why")
+    for row in kernel.buckets:
+        intervals = (
+            f"{low}..{'' if high is None else high}"
+            for low, high in zip(row.lower, row.upper, strict=True)
+        )
+        table.add_row(
+            ", ".join(intervals) or "all",
+            row.schedule,
+            str(row.launches),
+            str(row.registers),
+            bytes_text(row.spill_bytes),
+            row.reason,
+        )
+    return table
 
 
 def bytes_text(count: int) -> str:
@@ -249,6 +349,6 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        right = column in ("value", "seconds", "launches", "size")
+        right = column in ("value", "seconds", "launches", "size", "registers", "spilled")
         table.add_column(column, justify="right" if right else "left")
     return table

@@ -34,7 +34,7 @@ class Buffers:
 
     Attributes:
         pointers: addresses of the weights (0 unless read in place), then of the packed copies.
-        in_place: weights read in place; contiguous copies stand in for those that are not.
+        in_place: weights read in place; copies stand in for those that cannot be.
         packed: packed copies.
         copied_bytes: memory of all copies among them.
     """
@@ -53,6 +53,7 @@ class Weights:
         packs: the packed copies to make.
         tensors: the weights; they are held, not copied.
         device: where they must be.
+        alignment: bytes that the addresses which kernels read are multiples of.
         free_original: empty the tensors of which only packed copies are read.
 
     Raises:
@@ -66,12 +67,14 @@ class Weights:
         tensors: Sequence[Tensor],
         device: torch.device,
         *,
+        alignment: int = 1,
         free_original: bool = False,
     ) -> None:
         self.specs = tuple(specs)
         self.packs = tuple(packs)
         self.tensors: list[Tensor] = list(tensors)
         self._device = device
+        self._alignment = alignment
         self._freed: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._stamps: list[Stamp | None] = [None] * len(self.specs)
@@ -185,7 +188,11 @@ class Weights:
         """The buffers, with new copies of the changed weights and the old ones of the rest."""
         old = self._buffers
         in_place = tuple(
-            (_as_readable(self.tensors[index]) if index in changed else old.in_place[index])
+            (
+                as_readable(self.tensors[index], self._alignment)
+                if index in changed
+                else old.in_place[index]
+            )
             if spec.read_in_place
             else None
             for index, spec in enumerate(self.specs)
@@ -238,27 +245,62 @@ class Weights:
 
 
 def pack_panels(weight: Tensor, pack: PackSpec) -> Tensor:
-    """`weight` ([N, K], or [K, N] if `pack.dim` is 1) as panels ``[ceil(N / panel), K, panel]``."""
-    rows = weight.detach() if pack.dim == 0 else weight.detach().t()
-    n, k = rows.shape
-    panels = -(-n // pack.panel)
-    out = rows.new_zeros((panels, k, pack.panel))
-    whole = n // pack.panel
+    """`weight` as panels, see `PackSpec`: ``[ceil(N / panel), K, panel]`` of a matrix [N, K]."""
+    pack = pack.over(weight.shape)
+    rows = _flipped(_spread(weight.detach().contiguous(), pack), pack).movedim(pack.dim, -1)
+    shape = list(pack.sizes)
+    shape[pack.dim] = -(-shape[pack.dim] // pack.panel)
+    out = weight.new_zeros((*shape, pack.panel))
+    panels = out.movedim(pack.dim, -2)
+    whole, rest = divmod(rows.shape[-1], pack.panel)
     cut = whole * pack.panel
-    out[:whole].copy_(rows[:cut].reshape(whole, pack.panel, k).transpose(1, 2))
-    if cut < n:
-        out[whole, :, : n - cut].copy_(rows[cut:].t())
+    kept = rows[..., :cut].reshape(*rows.shape[:-1], whole, pack.panel)
+    panels[..., :whole, :].copy_(kept)
+    if rest:
+        panels[..., whole, :rest].copy_(rows[..., cut:])
     return out
 
 
 def unpack_panels(packed: Tensor, pack: PackSpec, shape: Sequence[int]) -> Tensor:
     """The inverse of `pack_panels`: a contiguous tensor of `shape`."""
-    rows = packed.transpose(1, 2).flatten(0, 1)[: shape[pack.dim]]
-    return (rows if pack.dim == 0 else rows.t()).contiguous()
+    pack = pack.over(shape)
+    rows = packed.movedim(pack.dim, -2).flatten(-2)[..., : pack.sizes[pack.dim]]
+    out = packed.new_empty(tuple(shape))
+    _spread(out, pack).copy_(_flipped(rows.movedim(-1, pack.dim), pack))
+    return out
 
 
-def _as_readable(tensor: Tensor) -> Tensor:
-    """`tensor` itself if kernels can read its memory as row-major elements, else such a copy."""
-    if tensor.is_contiguous() and not tensor.is_neg():
+def _spread(weight: Tensor, pack: PackSpec) -> Tensor:
+    """A contiguous weight as a tensor of the pack's sizes; dims of negative stride run forwards."""
+    turned = [
+        stride * (size - 1)
+        for size, stride in zip(pack.sizes, pack.strides, strict=True)
+        if stride < 0
+    ]
+    return weight.as_strided(pack.sizes, [abs(s) for s in pack.strides], pack.offset + sum(turned))
+
+
+def _flipped(rows: Tensor, pack: PackSpec) -> Tensor:
+    """Turns the dims of negative stride around."""
+    dims = [dim for dim, stride in enumerate(pack.strides) if stride < 0]
+    return rows.flip(dims) if dims else rows
+
+
+def is_readable(tensor: Tensor, alignment: int) -> bool:
+    """Whether kernels can read a tensor's memory: row-major elements at an aligned address."""
+    return (
+        tensor.is_contiguous() and not tensor.is_neg() and not tensor.data_ptr() & (alignment - 1)
+    )
+
+
+def as_readable(tensor: Tensor, alignment: int) -> Tensor:
+    """`tensor` itself if kernels can read it, else a copy.
+
+    Args:
+        tensor: any one.
+        alignment: of its address in bytes, a power of 2.
+    """
+    if is_readable(tensor, alignment):
         return tensor
-    return tensor.detach().resolve_neg().contiguous()
+    plain = tensor.detach().resolve_neg().contiguous()
+    return plain if is_readable(plain, alignment) else plain.clone()

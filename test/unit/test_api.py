@@ -67,15 +67,22 @@ def test_unknown_target() -> None:
 
 
 def test_a_target_that_is_not_there_yet() -> None:
-    assert refusal(TargetError, nn.ReLU(), (), target="cuda") == (
-        'SJ-TARGET-001 target "cuda" is not available in this version of shapejit: the NVIDIA '
-        "back end (kernels, memory and graphs) is not part of it. Move model and inputs to the "
-        'CPU and use target="cpu".'
-    )
     assert refusal(TargetError, nn.ReLU(), (X.to("meta"),)) == (
         'SJ-TARGET-001 target "meta" is not available in this version of shapejit: there is no '
-        "back end for that kind of device. Move model and inputs to the CPU."
+        "back end for that kind of device. Move model and inputs to the CPU or to an NVIDIA GPU."
     )
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert refusal(TargetError, nn.ReLU(), (), target="cuda") == (
+        'SJ-TARGET-006 target "cuda" needs an NVIDIA GPU of architecture sm_90a: this torch is a '
+        "build without CUDA. Run on a machine with one, or move model and inputs to the CPU and "
+        'use target="cpu".'
+    )
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "torch sees none" in refusal(TargetError, nn.ReLU(), (), target="cuda")
 
 
 def test_a_target_that_is_not_where_the_tensors_are() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shapejit import report
-from shapejit.arena import ArenaPool
+from shapejit.arena import ArenaError, ArenaPool
 from shapejit.artefacts import (
     ConstantOutput,
     Derivation,
@@ -29,6 +29,7 @@ from shapejit.artefacts import (
     TensorOutput,
 )
 from shapejit.errors import GradError, InternalError, LoadError, ShapeError, TrainError
+from shapejit.execution import CpuExecution
 from shapejit.program import Program
 from shapejit.symbolic import Expr
 from shapejit.weights import pack_panels, unpack_panels
@@ -410,10 +411,32 @@ def test_an_arena_comes_back_from_a_call_that_fails(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(program.__dict__, "_run", fail)
+    execution = program._execution
+    assert isinstance(execution, CpuExecution)
+    monkeypatch.setattr(execution, "_run", fail)
     with pytest.raises(KeyboardInterrupt):
         program(*sample_inputs())
-    assert program._arenas._lent == 0
+    assert execution._arenas._lent == 0
+
+
+def test_arenas_of_streams_are_apart() -> None:
+    pool = ArenaPool(CPU, limit=2)
+    first, second = pool.acquire(10, stream=1), pool.acquire(10, stream=2)
+    pool.release(first, stream=1)
+    pool.release(second, stream=2)
+    assert pool.acquire(10, stream=1) is first
+    assert pool.acquire(10, stream=1) is not second, "what stream 2 does may not be over"
+    assert pool.acquire(10, stream=2) is second
+    for stream in (3, 2, 1):
+        pool.release(pool.acquire(10, stream), stream)
+    assert list(pool._idle) == [2, 1], "the stream used longest ago gives its arena up"
+
+
+def test_no_memory_for_an_arena() -> None:
+    pool = ArenaPool(CPU)
+    with pytest.raises(ArenaError):
+        pool.acquire(1 << 60)
+    assert pool.bytes == 0
 
 
 # Counting.

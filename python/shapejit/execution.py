@@ -1,0 +1,135 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How a program's native code runs: what differs from target to target.
+
+`shapejit.program.Program` checks calls, allocates outputs and hands addresses over; an `Execution`
+has the native code, its working memory and the place where it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import torch
+
+from shapejit import threads
+from shapejit.arena import ArenaPool
+from shapejit.artefacts import ENTRY_PLAN, ENTRY_RUN, Artefacts
+from shapejit.codegen import JitLibrary
+
+# shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
+_PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+# An empty tensor has no memory, but kernels may read one element of it and discard the value:
+# joining parts that can be empty reads each at an index clamped to 0.
+_EMPTY = ctypes.create_string_buffer(64)
+
+
+class Execution(Protocol):
+    """The native code of one program, ready to run. Thread-safe.
+
+    Attributes:
+        device: where inputs, weights and outputs are.
+        alignment: bytes that the addresses of inputs and weights are multiples of; 1 for any.
+        for_empty: an address that stands for that of an empty tensor.
+    """
+
+    device: torch.device
+    alignment: int
+    for_empty: int
+
+    @property
+    def arena_bytes(self) -> int:
+        """Working memory held now."""
+
+    @property
+    def code_bytes(self) -> int:
+        """Machine code in the memory of the device; 0 on a CPU."""
+
+    def plan(self, symbols: Any, out: Any) -> None:
+        """``shapejit_plan``: sizes of the arena and of the outputs, see `Artefacts`.
+
+        Args:
+            symbols: a ctypes array of int64.
+            out: another one, that is written.
+        """
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+        """``shapejit_run``, with working memory of its own.
+
+        Args:
+            symbols: as for `plan`.
+            buffers: a ctypes array of addresses.
+            arena_bytes: what `plan` said.
+
+        Raises:
+            ArenaError: there is not enough memory.
+        """
+
+
+def host_library(artefacts: Artefacts, symbols: dict[str, int]) -> JitLibrary:
+    """The host program of a program, linked with functions that it calls by address."""
+    return JitLibrary(artefacts.objects, symbols)
+
+
+def plan_function(library: JitLibrary) -> Any:
+    """``shapejit_plan`` of a host program."""
+    return _PLAN(library.lookup(ENTRY_PLAN))
+
+
+class CpuExecution:
+    """The code of a program for the CPU.
+
+    Args:
+        artefacts: of a program for it.
+
+    Raises:
+        LLVMError: the code does not load.
+    """
+
+    alignment = 1
+    code_bytes = 0
+    for_empty = ctypes.addressof(_EMPTY)
+
+    def __init__(self, artefacts: Artefacts) -> None:
+        self.device = torch.device("cpu")
+        self._library = host_library(artefacts, threads.symbols())
+        self.plan = plan_function(self._library)
+        self._run = threads.entry_point(self._library.lookup(ENTRY_RUN))
+        self._arenas = ArenaPool(self.device)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Working memory held now."""
+        return self._arenas.bytes
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+        """``shapejit_run``; see `Execution`."""
+        arena = self._arenas.acquire(arena_bytes)
+        try:
+            self._run(symbols, buffers, arena.data_ptr(), torch.get_num_threads())
+        finally:
+            self._arenas.release(arena)
+
+
+def execution_for(artefacts: Artefacts, device: torch.device | None = None) -> Execution:
+    """The execution of a program on a device.
+
+    Args:
+        artefacts: what to run.
+        device: a CUDA device for a program that runs on one; by default the current one.
+
+    Raises:
+        LLVMError: the host program does not load.
+        TargetError: there is no GPU that it was built for (SJ-TARGET-006).
+        CudaError: the GPU's driver refuses its code.
+    """
+    if artefacts.target.kind == "cpu":
+        return CpuExecution(artefacts)
+    from shapejit.gpu.program_run import GpuExecution
+
+    return GpuExecution.on(artefacts, device)
+
+
+__all__ = ["CpuExecution", "Execution", "execution_for"]

@@ -1,0 +1,305 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Between the passes of a compilation for a GPU: its kernels are checked, and then built.
+
+Every variant that the dispatches name is found in the cache or built, all side by side. An empty
+``gpu.module`` with its interface then stands for it in the IR, which is what the host program is
+made from::
+
+    shapejit.dispatch @gemm0 by .. [#shapejit.bucket<[1], [64], "small_m_64x32x64_s7_w1", ".."> ..]
+    gpu.module @gemm0__small_m_64x32x64_s7_w1 attributes {shapejit.interface = ".."} {}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlir.ir as ir
+
+from shapejit import ir as sir
+from shapejit.artefacts import KernelInfo
+from shapejit.cache.cubins import CachedCubin, CubinRecipe, CubinUnit, cubin_unit
+from shapejit.cache.objects import ObjectCache
+from shapejit.codegen.builder import CubinBuilder, cubin_builder
+from shapejit.codegen.cuda_tools import Tool
+from shapejit.codegen.ptxas import AssemblyError, PtxasError, find_ptxas
+from shapejit.dump import Dump
+from shapejit.errors import ErrorId
+from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
+from shapejit.pass_host import PipelineError
+from shapejit.passes.host.dispatches import Dispatch, dispatches
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.lowering import INTERFACE, is_gemm
+from shapejit.passes.nvgpu.problem import gemm_problem
+from shapejit.passes.nvgpu.schedule import CANDIDATES, GENERIC, UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
+
+TARGET = "cuda"
+
+
+def assembler() -> Tool:
+    """NVIDIA's assembler.
+
+    Raises:
+        TargetError: there is none that can be used (SJ-TARGET-005).
+    """
+    try:
+        return find_ptxas()
+    except PtxasError as error:
+        reason = str(error).rstrip(".")
+        raise ErrorId.SJ_TARGET_005.error(target=TARGET, reason=reason) from error
+
+
+def builder_for(dump: Dump) -> CubinBuilder:
+    """The builder of a compilation: the process's, or one that dumps and does without the cache."""
+    if dump.folder is None:
+        return cubin_builder()
+    cache = ObjectCache(0)
+    return CubinBuilder(lambda: cache, dump=dump)
+
+
+# What there are kernels for -----------------------------------------------------------------------
+
+
+def check_kernels(module: Any, kernels: Sequence[KernelInfo]) -> None:
+    """Checks that every kernel of a module can be lowered to a GPU.
+
+    Args:
+        module: the module after ``shapejit-form-kernels``.
+        kernels: its kernels, described.
+
+    Raises:
+        TargetError: some cannot; names all their operators, with source lines (SJ-TARGET-007).
+    """
+    ops = sir.kernels(module)
+    reasons = {kernel.name: _why_not(ops[kernel.name], kernel) for kernel in kernels}
+    rows = [
+        f"  {source}: {reasons[kernel.name]}"
+        for kernel in kernels
+        if reasons[kernel.name] is not None
+        for source in _sources(kernel)
+    ]
+    if rows:
+        count = f"{len(rows)} operator{'s' if len(rows) > 1 else ''}"
+        table = "\n".join(rows)
+        raise ErrorId.SJ_TARGET_007.error(count=count, target=TARGET, table=table)
+
+
+def _why_not(kernel: Any, info: KernelInfo) -> str | None:
+    """Why a kernel has no lowering to a GPU; None if it has one."""
+    if not is_gemm(kernel):
+        article = "an" if info.kind[0] in "aeiou" else "a"
+        return f"it is left as {article} {info.kind} ({info.why})"
+    try:
+        gemm_problem(kernel)
+    except LoweringError as error:
+        return f"its product {error}"
+    return None
+
+
+def _sources(kernel: KernelInfo) -> tuple[str, ...]:
+    """The operators of all launches, with their source lines."""
+    sources = dict.fromkeys(source for launch in kernel.launches for source in launch.sources)
+    return tuple(sources) or (f"kernel {kernel.name}",)
+
+
+# Building -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A variant to build: the name of its module, its schedule, and what becomes its code."""
+
+    name: str
+    schedule: str
+    unit: CubinUnit
+
+
+@dataclass(frozen=True)
+class BuiltCode:
+    """What `build_variants` gives.
+
+    Attributes:
+        cubins: the variants by the names of their modules.
+        digests: of their keys, by the names of the kernels that they are of.
+        refused: schedules that cannot be built, with the reasons.
+    """
+
+    cubins: Mapping[str, CachedCubin]
+    digests: Mapping[str, Sequence[str]]
+    refused: Mapping[str, str]
+
+
+def build_variants(
+    module: Any,
+    arch: str,
+    builder: CubinBuilder,
+    advance: Callable[[], None],
+) -> BuiltCode:
+    """Finds or builds every variant that a module's dispatches name, and notes their interfaces.
+
+    A schedule that a kernel does not fit, or for which the assembler does not give code as it has
+    to be, is no reason to give up: others compute the same. Interfaces are noted if none is
+    refused.
+
+    Args:
+        module: the module after ``shapejit-choose-buckets``.
+        arch: ``sm_90a``.
+        builder: gives the code.
+        advance: called whenever another variant is there.
+
+    Raises:
+        ShapeJitError: there is no assembler (SJ-TARGET-005), or a variant that has no alternative
+            cannot be built (SJ-INTERNAL-002).
+    """
+    requests = _requests(module, arch, assembler())
+    # Not one after the other: the builder's threads work on all of them.
+    futures = [
+        (request, builder.build_async(request.unit, urgent=True))
+        for each in requests.values()
+        for request in each
+    ]
+    cubins: dict[str, CachedCubin] = {}
+    refused: dict[str, str] = {}
+    for request, future in futures:
+        try:
+            cubins[request.name] = future.result()
+        except (AssemblyError, PipelineError) as error:
+            refused[request.schedule] = _refusal(request, error)
+        except PtxasError as error:
+            reason = str(error).rstrip(".")
+            raise ErrorId.SJ_TARGET_005.error(target=TARGET, reason=reason) from error
+        advance()
+    if not refused:
+        _note_interfaces(module, requests, cubins)
+    digests = {
+        kernel: tuple(request.unit.key.digest for request in each)
+        for kernel, each in requests.items()
+    }
+    return BuiltCode(cubins, digests, refused)
+
+
+def candidates(refused: Iterable[str]) -> list[str]:
+    """The schedules to choose from, without those that cannot be built."""
+    names = map(str, CANDIDATES)
+    without = set(refused)
+    return [name for name in names if name not in without]
+
+
+def _refusal(request: _Request, error: AssemblyError | PipelineError) -> str:
+    """Why a variant cannot be built.
+
+    Raises:
+        InternalError: nothing else computes what it does (SJ-INTERNAL-002).
+    """
+    if isinstance(error, AssemblyError):
+        reason, reproduction = error.reason, f"the file {error.ptx}"
+    else:
+        reason, reproduction = error.diagnostics, error.command
+    reason = reason.strip().partition("\n")[0].rstrip(".")
+    if request.schedule in (str(UNALIGNED), str(GENERIC)):
+        raise ErrorId.SJ_INTERNAL_002.error(
+            kernel=request.name, reason=reason, reproduction=reproduction
+        ) from error
+    return reason
+
+
+def _requests(module: Any, arch: str, tool: Tool) -> dict[str, list[_Request]]:
+    kernels = sir.kernels(module)
+    return {
+        name: [
+            _Request(
+                dispatch.module_name(schedule),
+                schedule,
+                cubin_unit(kernels[name], _recipe(schedule, arch), tool),
+            )
+            for schedule in dispatch.variants
+        ]
+        for name, dispatch in dispatches(module).items()
+    }
+
+
+def _recipe(schedule: str, arch: str) -> CubinRecipe:
+    unaligned = GemmSchedule.parse(schedule).family == UNALIGNED.family
+    return CubinRecipe(schedule, arch, alignment=1 if unaligned else MAP_ALIGNMENT)
+
+
+def _note_interfaces(
+    module: Any, requests: Mapping[str, Sequence[_Request]], cubins: Mapping[str, CachedCubin]
+) -> None:
+    """Puts empty modules behind each kernel, which stand for its variants."""
+    kernels = sir.kernels(module)
+    for name, each in requests.items():
+        with kernels[name].context, kernels[name].location:
+            for request in each:
+                interface = cubins[request.name].interface
+                op = ir.Operation.create(
+                    "gpu.module",
+                    attributes={
+                        "sym_name": ir.StringAttr.get(request.name),
+                        INTERFACE: ir.StringAttr.get(interface.to_json()),
+                    },
+                    regions=1,
+                    ip=ir.InsertionPoint.after(kernels[name]),
+                )
+                op.regions[0].blocks.append()
+
+
+# The result ---------------------------------------------------------------------------------------
+
+
+def gpu_code(
+    arch: str,
+    found: Mapping[str, Dispatch],
+    cubins: Mapping[str, CachedCubin],
+    table: Sequence[str],
+) -> GpuCode:
+    """The part of a program that runs on the GPU.
+
+    Args:
+        arch: ``sm_90a``.
+        found: the dispatches by kernel.
+        cubins: the variants by the names of their modules.
+        table: these names in the order of the host program's table.
+    """
+    numbers = {name: number for number, name in enumerate(table)}
+    schedules = {d.module_name(v): v for d in found.values() for v in d.variants}
+    variants = tuple(
+        GpuVariant(name, schedules[name], cubins[name].lease.data, cubins[name].origin)
+        for name in table
+    )
+    launched = [d for d in found.values() if d.module_name(d.variants[0]) in numbers]
+    return GpuCode(arch, variants, tuple(_kernel(each, numbers) for each in launched))
+
+
+def _kernel(dispatch: Dispatch, numbers: Mapping[str, int]) -> GpuKernel:
+    buckets = tuple(
+        GpuBucket(b.lower, b.upper, numbers[dispatch.module_name(b.variant)], b.reason)
+        for b in dispatch.buckets
+    )
+    return GpuKernel(dispatch.kernel, dispatch.axes, buckets)
+
+
+def with_origins(kernels: Sequence[KernelInfo], code: GpuCode) -> tuple[KernelInfo, ...]:
+    """The kernels, with note of where their code came from: the dearest of their variants."""
+    order = ("memory", "disk", "shared", "built")
+    result = []
+    for kernel in kernels:
+        origins = [code.variants[number].origin for number in code.kernel(kernel.name).variants]
+        result.append(dataclasses.replace(kernel, origin=max(origins, key=order.index)))
+    return tuple(result)
+
+
+__all__ = [
+    "BuiltCode",
+    "assembler",
+    "build_variants",
+    "builder_for",
+    "candidates",
+    "check_kernels",
+    "gpu_code",
+    "with_origins",
+]
