@@ -10,6 +10,8 @@ to compute and is served by what serves 1.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -103,25 +105,27 @@ def _thinned(starts: Integers, limit: int) -> Integers:
         return starts
     first, last = max(int(starts[0]), 1), max(int(starts[-1]), 2)
     # Steps of this ratio reach the end in time; where sizes are dense, smaller ones do too.
-    low, high = 0.0, float(np.log(last / first)) / max(limit - 1, 1) + 1e-9
+    low, high = 0.0, math.log(last / first) / max(limit - 1, 1) + 1e-9
+    sizes = starts.tolist()
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if _spaced(starts, float(np.exp(middle)), limit) is None:
+        if _spaced(sizes, math.exp(middle), limit) is None:
             low = middle
         else:
             high = middle
-    kept = _spaced(starts, float(np.exp(high)), limit)
-    return starts[:1] if kept is None else kept
+    kept = _spaced(sizes, math.exp(high), limit)
+    return starts[:1] if kept is None else starts[kept]
 
 
-def _spaced(starts: Integers, ratio: float, limit: int) -> Integers | None:
-    """Starts that are a ratio apart, or at least one cell; None if they are more than `limit`."""
+def _spaced(sizes: list[int], ratio: float, limit: int) -> list[int] | None:
+    """Places of sizes a ratio apart, or at least one place; None if there are more than `limit`."""
     kept = [0]
     while len(kept) <= limit:
-        after = max(float(starts[kept[-1]]) * ratio, 1.0)
-        following = max(int(np.searchsorted(starts, after)), kept[-1] + 1)
-        if following >= len(starts):
-            return starts[kept]
+        after = max(sizes[kept[-1]] * ratio, 1.0)
+        # A list and not an array: single steps, of which there are thousands.
+        following = bisect_left(sizes, after, kept[-1] + 1)
+        if following >= len(sizes):
+            return kept
         kept.append(following)
     return None
 

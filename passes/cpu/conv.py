@@ -42,7 +42,7 @@ class ConvProblem:
         space: sizes of n, g, o.., f, c, t..
         image: spatial sizes of the input.
         window: stride, padding and so on.
-        image_access: the input over (n, g, p.., c).
+        input: over (n, g, p.., c), p a pixel of the image.
         weight: over (g, f, c, t..).
         result: over (n, g, o.., f).
         accumulate: type in which products are summed.

@@ -131,30 +131,46 @@ def _all(*names: str) -> tuple[GemmSchedule, ...]:
 
 #: What `shapejit-choose-buckets` chooses from when operands suit tensor maps.
 CANDIDATES = _all(
-    "persistent_128x256x64_s4_w2_stream",
-    "swapped_128x128x64_s6_w2_stream",
-    "swapped_256x112x64_s4_w2_stream",
-    "swapped_256x128x64_s4_w2_stream",
-    "swapped_256x152x64_s4_w2_stream",
-    "swapped_256x176x64_s3_w2_stream",
+    "persistent_64x256x64_s4_w2_turns",
+    "persistent_128x128x64_s6_w2_turns",
+    "persistent_128x192x64_s4_w2",
+    "persistent_128x256x64_s4_w2",
+    "swapped_128x128x64_s6_w2",
+    "swapped_128x144x64_s6_w2_turns",
+    "swapped_128x160x64_s5_w2_turns",
+    "swapped_128x176x64_s5_w2_turns",
+    "swapped_256x104x64_s4_w2",
+    "swapped_256x112x64_s4_w2",
+    "swapped_256x128x64_s4_w2",
+    "swapped_256x144x64_s4_w2",
+    "swapped_256x152x64_s4_w2",
+    "swapped_256x184x64_s3_w2",
+    "small_m_64x8x64_s16_w1",
+    "small_m_64x8x64_s16_w1_k4",
+    "small_m_64x16x64_s16_w1",
+    "small_m_64x16x64_s16_w1_k2",
     "small_m_64x16x64_s9_w1",
     "small_m_64x16x64_s9_w1_k2",
     "small_m_64x16x64_s9_w1_k4",
-    "small_m_64x32x64_s7_w1",
+    "small_m_64x32x64_s16_w1_r2",
     "small_m_64x32x64_s7_w1_k2",
     "small_m_64x32x64_s7_w1_k4",
-    "small_m_64x32x64_s16_w1_r2",
     "small_m_64x40x64_s15_w1_r2",
     "small_m_64x64x64_s12_w1_r2",
+    "small_m_64x96x64_s10_w1_r2",
     "small_m_64x168x64_s7_w1_r2",
+    "small_m_128x16x64_s11_w2",
     "small_m_128x64x64_s7_w2",
-    "small_m_128x64x64_s7_w2_k2",
     "small_m_128x80x64_s6_w2",
     "small_m_128x80x64_s6_w2_k2",
+    "small_m_128x96x64_s7_w2",
+    "small_m_128x176x64_s5_w2",
+    "swapped_128x128x64_s4_w2",
+    "small_m_64x64x64_s8_w1",
 )
 
 #: The only one when some stride or base address is no multiple of 16 bytes.
 UNALIGNED = GemmSchedule.parse("unaligned_128x128x64_s3_w2")
 
-#: A kernel that serves all sizes until a better one is built.
-GENERIC = GemmSchedule.parse("swapped_128x128x64_s6_w2_stream")
+#: A kernel that serves all sizes and layouts until a better one is built.
+GENERIC = GemmSchedule.parse("swapped_128x128x64_s4_w2")

@@ -150,6 +150,10 @@ class Weights:
         changed = {n for n, stamp in enumerate(stamps) if stamp != self._stamps[n]}
         start = time.perf_counter()
         self._buffers = self._make_buffers(changed)
+        if self._device.type == "cuda" and self._buffers.copied_bytes:
+            # Calls in other streams read the copies, too. A capture, which cannot wait, fails here
+            # instead of reading copies that are made when it is replayed.
+            torch.cuda.current_stream(self._device).synchronize()
         _LOG.info(
             "%d weights are new or changed, %d packed in %.3f s",
             len(changed),

@@ -173,6 +173,21 @@ def test_weights_changed_in_place_are_seen() -> None:
     compiled.check(noise(33, 256))
 
 
+def test_weights_that_cannot_be_read_in_place() -> None:
+    model = Residual(256).cuda()
+    odd = torch.empty(512 * 256 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(512, 256)
+    odd.copy_(model.up.weight)
+    model.up.weight.data = odd
+    compiled = Compiled(model, (noise(7, 256),), tokens())
+    assert compiled.program.stats().packed_bytes == odd.nbytes
+    with torch.cuda.stream(torch.cuda.Stream()):
+        compiled.check(noise(33, 256))
+    torch.cuda.synchronize()
+    compiled.model.up.weight.mul_(-2)
+    compiled.exact.up.weight.copy_(compiled.model.up.weight)
+    compiled.check(noise(33, 256))
+
+
 def test_equal_calls_give_equal_bits() -> None:
     program = Compiled(Residual(512).cuda(), (noise(7, 512),), tokens()).program
     for size in (1, 100, 3000):

@@ -99,10 +99,13 @@ class Function:
     def read_never_written(self) -> frozenset[str]:
         """Registers that some instruction reads and none writes: the code is wrong.
 
-        What an instruction both reads and writes does not count as written.
+        What an instruction both reads and writes does not count as written, unless it sets single
+        bits of it: ptxas keeps predicates in the bits of a register, and reads no others.
         """
         read = frozenset[str]().union(*(i.reads for i in self.instructions))
-        written = frozenset[str]().union(*(i.writes - i.reads for i in self.instructions))
+        written = frozenset[str]().union(
+            *(i.writes if _sets_bits(i) else i.writes - i.reads for i in self.instructions)
+        )
         return read - written
 
     @property
@@ -114,6 +117,14 @@ class Function:
         """
         first = self.instructions[0]
         return (first.live | first.reads) - (first.writes - first.reads)
+
+
+def _sets_bits(instruction: Instruction) -> bool:
+    """Whether it sets bits of a register by a mask: ``LOP3.LUT R9, R9, 0x10, RZ, ..``."""
+    if not instruction.opcode.startswith("LOP3"):
+        return False
+    target, source, mask, *_ = (operand.strip() for operand in instruction.operands.split(","))
+    return target == source and mask.startswith("0x")
 
 
 def disassemble(cubin: bytes) -> dict[str, Function]:

@@ -13,7 +13,6 @@ import mlir.ir as ir
 import torch
 from torch import Tensor
 
-from reference import sass
 from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
 from shapejit.codegen.ptx import private_context, translate
@@ -381,16 +380,3 @@ def check(
         worst = (got.double() - expected).abs() - allowed
         assert (worst <= 0).all(), f"{worst.max()} too far off at {m=} {n=} {k=} {b=}"
     return got
-
-
-def unset_registers(function: sass.Function) -> frozenset[str]:
-    """Registers that are read and never written, the fault of ptxas 13.0.
-
-    But for those in whose bits it keeps predicates: ``LOP3.LUT R9, R9, 0x10, RZ, ..`` sets one.
-    """
-    bits = set()
-    for instruction in function.select("LOP3"):
-        target, source, mask, *_ = instruction.operands.split(", ")
-        if target == source and mask.startswith("0x"):
-            bits.add(target)
-    return function.read_never_written - bits

@@ -147,7 +147,9 @@ def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
             version=(13, 0), devices=lambda devices=devices: devices, location=None, path="libcuda"
         )
         monkeypatch.setattr(driver, "driver", lambda found=found: found)
-        assert doctor._driver() == Finding("NVIDIA", "driver", "ok", f"CUDA 13.0 (libcuda): {value}")
+        assert doctor._driver() == Finding(
+            "NVIDIA", "driver", "ok", f"CUDA 13.0 (libcuda): {value}"
+        )
 
 
 def test_a_driver_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from shapejit.passes.nvgpu.ring import Ring
 from shapejit.passes.nvgpu.schedule import CANDIDATES
 from shapejit.passes.nvgpu.tma import Descriptor
 from unit.cpu_kernels import examples
-from unit.simulated_gemms import Gemm, check, lowered, unset_registers
+from unit.simulated_gemms import Gemm, check, lowered
 
 # Short rings, so that they wrap within few elements of K.
 ALONE = "small_m_64x16x64_s3_w1"
@@ -180,7 +180,7 @@ def test_machine_code(schedule: str, block: bool) -> None:
     assert cubin.resources[name].spill_store_bytes == 0
     code = sass.disassemble(cubin.data)[name]
     assert not code.local_memory
-    assert not unset_registers(code)
+    assert not code.read_never_written
     # The four products of a stage, peeled and in the loop.
     assert code.count("HGMMA") == 8
     assert code.count("UTMALDG") >= 2

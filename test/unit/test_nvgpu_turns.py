@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import sass
 from shapejit.passes.nvgpu.errors import LoweringError
 from unit.cpu_kernels import examples
-from unit.simulated_gemms import Gemm, check, lowered, unset_registers
+from unit.simulated_gemms import Gemm, check, lowered
 
 PLAIN = "persistent_64x64x64_s3_w2_turns"
 TWO_BLOCKS = "persistent_128x64x64_s2_w2_turns"
@@ -85,4 +85,4 @@ def test_machine_code(schedule: str) -> None:
     [function] = sass.disassemble(cubin.data).values()
     assert function.count("HGMMA") >= 8
     assert not function.local_memory
-    assert not unset_registers(function)
+    assert not function.read_never_written

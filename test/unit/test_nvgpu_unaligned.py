@@ -16,7 +16,7 @@ from reference.hopper.memory import SimulationError
 from shapejit.passes.nvgpu import unaligned
 from shapejit.passes.nvgpu.errors import LoweringError
 from unit.cpu_kernels import examples
-from unit.simulated_gemms import Gemm, check, lowered, unset_registers
+from unit.simulated_gemms import Gemm, check, lowered
 
 SMALL = "unaligned_64x64x64_s3_w1"
 LARGE = "unaligned_128x128x64_s3_w2"
@@ -160,7 +160,7 @@ def test_machine_code(schedule: str, lhs: str, rhs: str, block: bool) -> None:
     assert cubin.resources[name].spill_store_bytes == 0
     code = sass.disassemble(cubin.data)[name]
     assert not code.local_memory
-    assert not unset_registers(code)
+    assert not code.read_never_written
     assert code.count("HGMMA") == 8
     assert code.count("UTMALDG") == 0
     # Wide words where there are neighbours, single elements in any case.

@@ -19,7 +19,7 @@ from torch import Tensor
 from shapejit import ops
 from shapejit.errors import ShapeJitError
 from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
-from shapejit.ops.gemm_kernels import CodeMemory, KindKernels
+from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
 from shapejit.ops.gemm_spec import GemmKind
 from shapejit.passes.nvgpu.schedule import GENERIC
 from unit.fake_cuda import Fake
@@ -204,7 +204,7 @@ def test_eviction_and_return(setting: Setting) -> None:
             ops.gemm(x, w, activation=activation, deterministic=True)
             assert setting.memory.bytes <= 60
     assert setting.memory.evictions == 8
-    assert setting.fake.modules <= 2
+    assert setting.fake.modules <= 3  # those of the last eviction may not be collected yet
 
 
 def test_threads_get_the_values_of_their_own_calls(setting: Setting) -> None:
@@ -268,7 +268,7 @@ def test_compile_gemm_builds_what_calls_need(setting: Setting) -> None:
     x, w = layer(16)
     names = ops.compile_gemm(x, w, rows=(1, 8192))
     assert names == list(dict.fromkeys(names))
-    assert len(names) <= 8
+    assert len(names) <= MAX_VARIANTS
     asked = list(setting.builds.asked)
     assert sorted(asked) == sorted(names)
     big = torch.zeros(8192, 4096).bfloat16()

@@ -12,7 +12,7 @@ import mlir.ir as ir
 from shapejit import ir as sir
 from shapejit.cache.key import text_digest
 
-_CONTRACTIONS = ("shapejit.gemm", "shapejit.attention")
+_CONTRACTIONS = ("shapejit.gemm", "shapejit.conv", "shapejit.attention")
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _summary(program: Program, output: Path | None) -> dict[str, Any]:
     return {
         "output": None if output is None else str(output),
         "bytes": None if output is None else output.stat().st_size,
-        "target": {"kind": artefacts.target.kind, "cpu": artefacts.target.cpu},
+        "target": {"kind": artefacts.target.kind, "cpu": artefacts.target.name},
         "symbols": symbols,
         "kernels": len(artefacts.kernels),
         "launches": sum(len(kernel.launches) for kernel in artefacts.kernels),

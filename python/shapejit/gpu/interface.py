@@ -44,7 +44,11 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of an operand, 8 bytes."""
+    """The address of an operand, 8 bytes.
+
+    What alignment the code takes for granted is said where the kernel is made: two elements for
+    those that it reads in pairs.
+    """
 
     operand: int
     offset: int = 0

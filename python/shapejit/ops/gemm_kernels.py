@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _LOG = logs.logger("bucket")
 
-_PANEL = 64
+MAX_VARIANTS = 12
+"""Most variants that the products with one weight choose from."""
 
 DEFAULT_CODE_BYTES = 256 << 20
 """Most bytes of machine code that stay loaded on a device."""
@@ -142,12 +143,10 @@ class KindKernels:
     def _make_table(self) -> ScheduleTable:
         with self._lock:
             if self._table is None:
-                candidates = [
-                    each
-                    for each in CANDIDATES
-                    if _suits(self.kind, each) and each not in self._refused
-                ]
-                self._table = ScheduleTable(_traits(self.kind), candidates)
+                candidates = [each for each in CANDIDATES if each not in self._refused]
+                self._table = ScheduleTable(
+                    _traits(self.kind), candidates, max_variants=MAX_VARIANTS
+                )
             return self._table
 
     def schedules(self, layout: GemmLayout, rows: tuple[int, int]) -> list[GemmSchedule]:
@@ -247,20 +246,6 @@ class KindKernels:
         return self._units[schedule]
 
 
-def _suits(kind: GemmKind, schedule: GemmSchedule) -> bool:
-    """Whether a schedule's tiles can be loaded as the factors lie in memory.
-
-    A factor whose neighbours are along m or n comes in panels of 64, which the CTAs that share a
-    tile divide among them.
-    """
-    k = kind.batch_dims + 2
-    lhs, weight = kind.lhs, kind.weights[0]
-    rows, columns = (weight, lhs) if schedule.swapped else (lhs, weight)
-    if rows.unit != k and schedule.rows % (_PANEL * schedule.rows_shared):
-        return False
-    return columns.unit == k or schedule.columns % (_PANEL * schedule.columns_shared) == 0
-
-
 def _unit(kind: GemmKind, schedule: GemmSchedule, arch: str) -> CubinUnit:
     # They bring MLIR, which calls of kernels that are loaded already do without.
     import mlir.ir as ir
@@ -284,6 +269,7 @@ def _unit(kind: GemmKind, schedule: GemmSchedule, arch: str) -> CubinUnit:
 
 def _traits(kind: GemmKind) -> GemmTraits:
     batch = range(kind.batch_dims)
+    k = kind.batch_dims + 2
     return GemmTraits(
         element_bytes=2,
         result_bytes=4 if kind.result == "f32" else 2,
@@ -291,4 +277,6 @@ def _traits(kind: GemmKind) -> GemmTraits:
         weights=len(kind.weights),
         lhs_shared=not any(kind.lhs.moves[dim] for dim in batch),
         rhs_shared=not any(kind.weights[0].moves[dim] for dim in batch),
+        lhs_k_major=kind.lhs.unit == k,
+        rhs_k_major=all(weight.unit == k for weight in kind.weights),
     )

@@ -7,9 +7,9 @@
 // CHECK-LABEL: gpu.module @free__persistent
 // A grid of all stages, one more than K has; K = 0 has one too.
 // CHECK-SAME: \22tiles\22:{{\[\[}}1,128],[2,64],[3,64]],\22ctas_per_sm\22:1},\22values\22:[\22s2\22,\22s0\22,\22s1\22,\22s2 + 1\22]
-// Each operand has a map of whole tiles and one of boxes of 16 lines, for tiles at the edge.
+// Each operand has a map of whole tiles and one of boxes of a quarter, for tiles at the edge.
 // CHECK-SAME: \22box\22:[64,128],\22swizzle\22:128,\22promotion\22:256,\22offset\22:0}
-// CHECK-SAME: \22box\22:[64,16],\22swizzle\22:128,\22promotion\22:256,\22offset\22:128}
+// CHECK-SAME: \22box\22:[64,32],\22swizzle\22:128,\22promotion\22:256,\22offset\22:128}
 // CHECK-SAME: \22box\22:[64,64],\22swizzle\22:128,\22promotion\22:256,\22offset\22:256}
 // CHECK-SAME: \22box\22:[64,16],\22swizzle\22:128,\22promotion\22:256,\22offset\22:384}
 // CHECK-SAME: \22box\22:[64,64],\22swizzle\22:128,\22promotion\22:256,\22offset\22:512}
@@ -35,7 +35,7 @@
 // CHECK: nvgpu.tma.async.load {{.*}} -> memref<128x64xbf16
 // CHECK: } else {
 // CHECK: scf.for
-// CHECK: nvgpu.tma.async.load {{.*}} -> memref<16x64xbf16
+// CHECK: nvgpu.tma.async.load {{.*}} -> memref<32x64xbf16
 // CHECK: mbarrier.complete_tx
 // CHECK: nvvm.setmaxregister increase
 // CHECK: nvvm.griddepcontrol {{.*}}wait
