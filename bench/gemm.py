@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gemm_report import DISPATCHED, PEERS, line, plot, summary
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +41,7 @@ from shapejit.ops.gemm_operands import Operands, result_shape
 from shapejit.passes.buckets.device import H200
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
+from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule, worth_trying
 
 RESULTS = Path(__file__).parent / "results"
 Shape = tuple[int, int, int]
@@ -234,7 +235,8 @@ def check(cell: Cell, calls: Sequence[Call]) -> float:
 def worth(shape: Shape, candidates: Sequence[GemmSchedule], factor: float) -> list[GemmSchedule]:
     """The candidates that the cost model puts within a factor of the best."""
     m, n, k = shape
-    model = CostModel(H200, fitting(H200, candidates, GemmTraits()), GemmTraits())
+    tried = worth_trying(candidates, 1)
+    model = CostModel(H200, fitting(H200, tried, GemmTraits()), GemmTraits())
     times = model.times(GemmSizes(m, n, k))[0]
     ranked = sorted(zip(times.tolist(), model.schedules, strict=True), key=lambda pair: pair[0])
     best = ranked[0][0]
@@ -257,10 +259,12 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         providers = providers_of(cell, arguments)
         for name, times in measure(cell, providers, rng).items():
             m, n, k = shape
-            mine = name not in ("cublas", "torch.compile", "max-autotune")
             record = {"m": m, "n": n, "k": k, "batch": 1, "dtype": arguments.dtype}
+            mine = name not in (DISPATCHED, *PEERS)
             record |= {"provider": "nvgpu" if mine else name, **times}
             record["schedule"] = name if mine else None
+            if name == DISPATCHED:
+                record["schedule"] = chosen(cell)
             records.append(record)
         print(line(records, shape), flush=True)
         del cell, providers
@@ -295,6 +299,13 @@ def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Name
     print(f"{len(wanted)} kernels in {seconds:.2f} s, for {len(cells)} shapes", flush=True)
 
 
+def chosen(cell: Cell) -> str:
+    """The name of the schedule that calls are dispatched to."""
+    operands = cell.operands(0)
+    layout, kernels = kernels_of(operands, result_shape(operands), 0)
+    return str(kernels.choose_rows(layout, layout.m))
+
+
 def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Call]]:
     providers: dict[str, list[Call]] = {}
     if arguments.epilogue:
@@ -306,10 +317,9 @@ def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Ca
         usable = [s for s in (*CANDIDATES, *arguments.extra) if s not in arguments.broken]
         for schedule in worth(cell.shape, usable, arguments.factor):
             providers[str(schedule)] = scheduled(cell, schedule)
-    else:
-        providers["dispatched"] = dispatched(cell)
+    providers[DISPATCHED] = dispatched(cell)
     for name, calls in providers.items():
-        if name not in ("torch.compile", "max-autotune"):
+        if name == DISPATCHED or name not in PEERS:
             error = check(cell, calls)
             if not error < 1e-2:
                 print(f"{cell.shape} {name}: WRONG, relative error {error:.2e}", flush=True)
@@ -317,75 +327,8 @@ def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Ca
 
 
 # ---------------------------------------------------------------------------
-# Reporting
+# The run
 # ---------------------------------------------------------------------------
-
-
-def of_shape(records: Sequence[dict[str, Any]], shape: Shape) -> dict[str, dict[str, Any]]:
-    return {r["schedule"] or r["provider"]: r for r in records if (r["m"], r["n"], r["k"]) == shape}
-
-
-def line(records: Sequence[dict[str, Any]], shape: Shape) -> str:
-    """The times of a shape in bursts, the best own one first."""
-    found = of_shape(records, shape)
-    others = {k: v for k, v in found.items() if v["provider"] != "nvgpu"}
-    peer = min(v["burst_us"] for v in others.values())
-    mine = sorted((v["burst_us"], k) for k, v in found.items() if v["provider"] == "nvgpu")
-    names = ", ".join(f"{k} {v['burst_us']:.1f}" for k, v in others.items())
-    ours = ", ".join(f"{k} {t:.1f} ({peer / t:.3f})" for t, k in mine[:3])
-    return f"{shape}: {names} | {ours}"
-
-
-def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of the best peer's time over ours, by regime."""
-    result: dict[str, Any] = {}
-    cells = {(r["m"], r["n"], r["k"]) for r in records}
-    for regime in REGIMES:
-        ratios = {}
-        for shape in cells:
-            found = of_shape(records, shape).values()
-            key = f"{regime.name}_us"
-            mine = min((r[key] for r in found if r["provider"] == "nvgpu"), default=None)
-            peer = min((r[key] for r in found if r["provider"] != "nvgpu"), default=None)
-            if mine and peer:
-                ratios[shape] = peer / mine
-        for name, chosen in (
-            ("small", [r for s, r in ratios.items() if s[0] <= 128]),
-            ("large", [r for s, r in ratios.items() if s[0] > 128]),
-        ):
-            if chosen:
-                result[f"{regime.name} m {'<= 128' if name == 'small' else '> 128'}"] = {
-                    "geomean": round(statistics.geometric_mean(chosen), 4),
-                    "worst": round(min(chosen), 4), "shapes": len(chosen),
-                    "under 0.93": sum(r < 0.93 for r in chosen),
-                }  # fmt: skip
-    return result
-
-
-def plot(records: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    for regime in REGIMES:
-        points = []
-        for shape in sorted({(r["m"], r["n"], r["k"]) for r in records}):
-            found = of_shape(records, shape).values()
-            key = f"{regime.name}_us"
-            mine = [r[key] for r in found if r["provider"] == "nvgpu"]
-            peers = [r[key] for r in found if r["provider"] != "nvgpu"]
-            if mine and peers:
-                points.append((shape[0], min(peers) / min(mine)))
-        axes.scatter(*zip(*points, strict=True), s=14, label=regime.name)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("rows M")
-    axes.set_ylabel("best peer's time / shapejit's")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=140)
 
 
 def environment() -> dict[str, Any]:
@@ -424,13 +367,17 @@ def main() -> None:
     records = run(arguments)
     name = torch.cuda.get_device_name().replace("NVIDIA ", "").replace(" ", "-").lower()
     path = arguments.output or RESULTS / f"gemm-{name}.json"
-    result = {"environment": environment(), "summary": summary(records), "records": records}
+    result = {
+        "environment": environment(),
+        "summary": summary(records, [regime.name for regime in REGIMES]),
+        "records": records,
+    }
     if arguments.commit:
         result["environment"]["commit"] = arguments.commit
     path.write_text(json.dumps(result, indent=1) + "\n")
     for key, value in result["summary"].items():
         print(key, value)
-    plot(records, path.with_suffix(".png"))
+    plot(records, [regime.name for regime in REGIMES], path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

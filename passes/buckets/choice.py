@@ -18,7 +18,7 @@ from shapejit.passes.buckets.model import Bound, CostModel, Parts, fitting
 from shapejit.passes.buckets.partition import Box, partition
 from shapejit.passes.buckets.problem import Array
 from shapejit.passes.buckets.regions import KernelTable, align_regions
-from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule, worth_trying
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _model(kernel: GemmKernel, device: Device, options: ChoiceOptions) -> CostMo
     """The candidates of a kernel with their costs."""
     candidates: tuple[GemmSchedule, ...] = (UNALIGNED,)
     if kernel.unaligned is None:
-        candidates = tuple(s for s in options.candidates if s.family != UNALIGNED.family)
+        aligned = (s for s in options.candidates if s.family != UNALIGNED.family)
+        candidates = worth_trying(aligned, kernel.traits.weights)
     usable = fitting(device, candidates, kernel.traits)
     if not usable:
         tried = ", ".join(map(str, candidates)) or "none that uses tensor maps"

@@ -27,7 +27,7 @@ from shapejit.passes.buckets.grid import (
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.partition import partition
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
+from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule, worth_trying
 
 # A kernel serves all n and k, so a variant more is built once, not once a row.
 _MAX_VARIANTS = 8
@@ -69,7 +69,8 @@ class ScheduleTable:
         max_variants: int = _MAX_VARIANTS,
     ) -> None:
         self.traits = traits or GemmTraits()
-        usable = fitting(device, candidates, self.traits)
+        tried = worth_trying(candidates, self.traits.weights)
+        usable = fitting(device, tried, self.traits)
         if not usable:
             raise ValueError(
                 f"no schedule of {', '.join(map(str, candidates))} fits on a multiprocessor of "

@@ -18,6 +18,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FAMILIES = ("persistent", "swapped", "small_m", "unaligned")
@@ -169,8 +170,20 @@ CANDIDATES = _all(
     "small_m_64x64x64_s8_w1",
 )
 
+# Those with fewer stages than shared memory has room for, which two weights need.
+_FOR_PAIRS = _all("swapped_128x128x64_s4_w2", "small_m_64x64x64_s8_w1")
+
 #: The only one when some stride or base address is no multiple of 16 bytes.
 UNALIGNED = GemmSchedule.parse("unaligned_128x128x64_s3_w2")
 
 #: A kernel that serves all sizes and layouts until a better one is built.
 GENERIC = GemmSchedule.parse("swapped_128x128x64_s4_w2")
+
+
+def worth_trying(candidates: Iterable[GemmSchedule], weights: int) -> tuple[GemmSchedule, ...]:
+    """The candidates for a product with so many weights: those for pairs only for pairs, or if
+    there are no others."""
+    given = tuple(candidates)
+    if weights > 1:
+        return given
+    return tuple(each for each in given if each not in _FOR_PAIRS) or given

@@ -16,7 +16,7 @@ from shapejit.passes.buckets.device import H200
 from shapejit.passes.buckets.model import CostModel
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
 from shapejit.passes.buckets.table import ScheduleTable, choose
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
+from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule, worth_trying
 
 lengths = st.sampled_from([8, 64, 768, 4096, 14336, 128256])
 TABLE = ScheduleTable()
@@ -45,13 +45,22 @@ def test_choose_reads_the_interval(m: int, n: int, k: int) -> None:
     assert choose(GemmSizes(m, n, k)) == row.schedule
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 16_000), lengths, lengths)
 def test_the_choice_is_near_the_best_of_the_model(m: int, n: int, k: int) -> None:
-    [times] = CostModel(H200, CANDIDATES).times(GemmSizes(m, n, k))
-    chosen = times[CANDIDATES.index(TABLE.choose(m, n, k))]
+    tried = worth_trying(CANDIDATES, weights=1)
+    [times] = CostModel(H200, tried).times(GemmSizes(m, n, k))
+    chosen = times[tried.index(TABLE.choose(m, n, k))]
     # Joined intervals, the limit of variants and a cell's middle all take a little.
     assert chosen <= 1.15 * times.min()
+
+
+def test_schedules_for_pairs_serve_single_weights_only_alone() -> None:
+    pair = GemmSchedule.parse("small_m_64x64x64_s8_w1")
+    assert pair in CANDIDATES
+    assert pair not in worth_trying(CANDIDATES, weights=1)
+    assert worth_trying(CANDIDATES, weights=2) == CANDIDATES
+    assert worth_trying([pair], weights=1) == (pair,)
 
 
 def test_only_what_fits_is_chosen_for_gated_pairs() -> None:

@@ -113,11 +113,26 @@ class Kernel:
             LaunchError: an operand or a value breaks a rule.
             DriverCallError: a call of the driver failed.
         """
+        self.launch_packed(operands, self.pack_values(operands, values), stream, workspace)
+
+    def pack_values(self, operands: Sequence[int], values: Sequence[int]) -> bytes:
+        """The values of a launch as native code takes them, for many launches with the same ones.
+
+        Raises:
+            LaunchError: there are too few or too many operands or values, or they are no integers.
+        """
         try:
-            packed = self._pack_operands(*operands), self._pack_values(*values)
+            self._pack_operands(*operands)
+            return self._pack_values(*values)
         except struct.error as error:
             self._reject(operands, values, error)
-        if status := self._launch(self._handle, *packed, workspace, stream):
+
+    def launch_packed(
+        self, operands: Sequence[int], values: bytes, stream: int, workspace: int | None = None
+    ) -> None:
+        """Launches it with values that `pack_values` gave for as many operands; see `launch`."""
+        packed = self._pack_operands(*operands)
+        if status := self._launch(self._handle, packed, values, workspace, stream):
             self._runtime.check(status)
 
     def fill_block(

@@ -156,8 +156,10 @@ def _key(operands: _Arguments, out: Tensor | None) -> tuple[_Key, list[int], int
     low_bits = addresses[0] | addresses[1]
     shape = a.shape
     rows = _free_rows(shape, a, b, gate, residual, out)
-    key = [rows > 0, shape[1:] if rows else shape, a.stride(), a.dtype, a.device]
-    key += [b.shape, b.stride(), b.dtype]
+    key: list[Any] = [
+        shape[1] if rows else shape, a.stride(), a.dtype, a.device,
+        b.shape, b.stride(), b.dtype, activation, out_dtype,
+    ]  # fmt: skip
     needs_grad = a.requires_grad or b.requires_grad
     if gate is not None:
         addresses.append(gate.data_ptr())
@@ -179,7 +181,7 @@ def _key(operands: _Arguments, out: Tensor | None) -> tuple[_Key, list[int], int
         key += ["out", known, out.stride(), out.dtype, out.device]
     if needs_grad and torch.is_grad_enabled():
         check(Operands(*operands))
-    key += [low_bits & 15, activation, out_dtype]
+    key.append(low_bits & 15)
     return tuple(key), addresses, rows
 
 

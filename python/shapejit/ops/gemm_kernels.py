@@ -24,7 +24,12 @@ from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.ops.gemm_spec import GemmKind, kernel_text
 from shapejit.passes.buckets.problem import GemmTraits
 from shapejit.passes.buckets.table import ScheduleTable
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GENERIC, UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.schedule import (
+    CANDIDATES,
+    GENERIC,
+    UNALIGNED,
+    GemmSchedule,
+)
 from shapejit.symbolic import Expr
 
 if TYPE_CHECKING:

@@ -10,11 +10,14 @@ next call with it costs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from shapejit.gpu.launch import Kernel
 from shapejit.ops.gemm_kernels import KindKernels, LoadedKernel
 from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.symbolic import Expr
+
+_MAX_LAUNCHED = 8192
 
 Row: TypeAlias = tuple[int, int, int]
 """``values[position] = constant + factor * rows``"""
@@ -88,9 +91,10 @@ class RowPlan:
     def __init__(self, layout: GemmLayout, kernels: KindKernels) -> None:
         self._layout, self._kernels = layout, kernels
         self.memory = kernels.memory
-        # By the schedule's identity: schedules live as long as the process, and hashing one takes
-        # longer than all else here.
+        # By the schedule's identity: schedules live as long as the process.
         self._prepared: dict[int, Prepared] = {}
+        # What was launched for numbers of rows: the kernel and its packed values.
+        self._launched: dict[int, tuple[LoadedKernel, bytes]] = {}
 
     def launch(self, addresses: list[int], rows: int, stream: int, *, final: bool) -> None:
         """Launches the product of that many rows.
@@ -105,15 +109,32 @@ class RowPlan:
             Exception: what the build of a kernel raised.
             CudaError: the device refuses the launch.
         """
+        launched = self._launched.get(rows)
+        kernel = None if launched is None else launched[0].kernel
+        if launched is None or kernel is None:  # not seen yet, or evicted
+            loaded, kernel, values = self._find(addresses, rows, final)
+        else:
+            loaded, values = launched
+        self.memory.tick(loaded)
+        kernel.launch_packed(addresses, values, stream)
+
+    def _find(
+        self, addresses: list[int], rows: int, final: bool
+    ) -> tuple[LoadedKernel, Kernel, bytes]:
+        """The kernel for a number of rows and its values; kept if it is the chosen one."""
         chosen = self._kernels.choose_rows(self._layout, rows)
         prepared = self._prepared.get(id(chosen))
-        kernel: Any = None if prepared is None else prepared.loaded.kernel
-        while kernel is None:  # not there yet, or evicted
+        kernel = None if prepared is None else prepared.loaded.kernel
+        while prepared is None or kernel is None:
             prepared = self._fetch(rows, final)
             kernel = prepared.loaded.kernel
-        assert prepared is not None
-        self.memory.tick(prepared.loaded)
-        kernel.launch(addresses, prepared.at(rows), stream)
+        loaded = prepared.loaded
+        values = kernel.pack_values(addresses, prepared.at(rows))
+        if loaded.schedule is chosen:
+            if len(self._launched) >= _MAX_LAUNCHED:
+                self._launched.clear()
+            self._launched[rows] = loaded, values
+        return loaded, kernel, values
 
     def _fetch(self, rows: int, final: bool) -> Prepared:
         loaded, is_chosen = self._kernels.get(self._layout, rows, final=final)
