@@ -367,17 +367,15 @@ def main() -> None:
     records = run(arguments)
     name = torch.cuda.get_device_name().replace("NVIDIA ", "").replace(" ", "-").lower()
     path = arguments.output or RESULTS / f"gemm-{name}.json"
-    result = {
-        "environment": environment(),
-        "summary": summary(records, [regime.name for regime in REGIMES]),
-        "records": records,
-    }
+    regimes = [regime.name for regime in REGIMES]
+    table = summary(records, regimes)
+    result = {"environment": environment(), "summary": table, "records": records}
     if arguments.commit:
         result["environment"]["commit"] = arguments.commit
     path.write_text(json.dumps(result, indent=1) + "\n")
-    for key, value in result["summary"].items():
+    for key, value in table.items():
         print(key, value)
-    plot(records, [regime.name for regime in REGIMES], path.with_suffix(".png"))
+    plot(records, regimes, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -50,24 +50,29 @@ def _path() -> Path:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_path()), mode=ctypes.RTLD_LOCAL)
-    library.shapejitRtSymbols.argtypes = [POINTER(c_size_t)]
-    library.shapejitRtSymbols.restype = POINTER(_Symbol)
-    library.shapejitRtRun.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
-    library.shapejitRtRun.restype = None
-    library.shapejitRtSetThreads.argtypes = [c_int32]
-    library.shapejitRtSetThreads.restype = None
-    for getter in (library.shapejitRtThreads, library.shapejitRtWorkers):
+def library() -> ctypes.CDLL:
+    """libshapejit_rt.so, loaded once, with the signatures of what this module calls.
+
+    Raises:
+        ImportError: the library is not installed.
+    """
+    found = ctypes.CDLL(str(_path()), mode=ctypes.RTLD_LOCAL)
+    found.shapejitRtSymbols.argtypes = [POINTER(c_size_t)]
+    found.shapejitRtSymbols.restype = POINTER(_Symbol)
+    found.shapejitRtRun.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
+    found.shapejitRtRun.restype = None
+    found.shapejitRtSetThreads.argtypes = [c_int32]
+    found.shapejitRtSetThreads.restype = None
+    for getter in (found.shapejitRtThreads, found.shapejitRtWorkers):
         getter.argtypes = []
         getter.restype = c_int32
-    return library
+    return found
 
 
 @functools.cache
 def _symbols() -> tuple[tuple[str, int], ...]:
     count = c_size_t()
-    table = _library().shapejitRtSymbols(byref(count))
+    table = library().shapejitRtSymbols(byref(count))
     return tuple((symbol.name.decode(), symbol.address) for symbol in table[: count.value])
 
 
@@ -87,7 +92,7 @@ def entry_point(address: int) -> EntryPoint:
     of pointers, the address of the working memory, and the most threads that parallel loops of this
     call use, the calling one included (under 1 counts as 1). It runs without the interpreter lock.
     """
-    return functools.partial(_library().shapejitRtRun, address)
+    return functools.partial(library().shapejitRtRun, address)
 
 
 def set_threads(count: int) -> None:
@@ -96,19 +101,27 @@ def set_threads(count: int) -> None:
     Args:
         count: threads, the calling one included; under 1 counts as 1, the initial setting.
     """
-    _library().shapejitRtSetThreads(count)
+    library().shapejitRtSetThreads(count)
 
 
 def get_threads() -> int:
     """The setting of the calling thread, see `set_threads`."""
-    count: int = _library().shapejitRtThreads()
+    count: int = library().shapejitRtThreads()
     return count
 
 
 def workers() -> int:
     """Worker threads of this process, asleep or not, beside the threads that call."""
-    count: int = _library().shapejitRtWorkers()
+    count: int = library().shapejitRtWorkers()
     return count
 
 
-__all__ = ["EntryPoint", "entry_point", "get_threads", "set_threads", "symbols", "workers"]
+__all__ = [
+    "EntryPoint",
+    "entry_point",
+    "get_threads",
+    "library",
+    "set_threads",
+    "symbols",
+    "workers",
+]

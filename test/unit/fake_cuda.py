@@ -20,7 +20,7 @@ import pytest
 from shapejit import threads
 from shapejit.gpu.bindings import Runtime
 from shapejit.gpu.driver import Driver
-from unit.native_runtime import RUNTIME, _compile, _folder, _has_sanitizers
+from unit.native_runtime import RUNTIME, compile_program, folder, has_sanitizers
 
 PROGRAMS = ("cuda_launch", "cuda_workspace", "cuda_threads")
 """The test programs, ``runtime/test/*.cpp``."""
@@ -52,9 +52,9 @@ class FakeLaunch(Structure):
 @functools.cache
 def fake_driver(sanitizers: str = "") -> Path:
     """Builds the fake driver."""
-    path = _folder() / f"libfake_cuda-{sanitizers}.so"
+    path = folder() / f"libfake_cuda-{sanitizers}.so"
     source = str(RUNTIME / "test" / "fake_cuda.cpp")
-    _compile(["-fPIC", "-shared", source], path, sanitizers)
+    compile_program(["-fPIC", "-shared", source], path, sanitizers)
     return path
 
 
@@ -62,8 +62,8 @@ def fake_driver(sanitizers: str = "") -> Path:
 def _objects(sanitizers: str) -> list[str]:
     objects = []
     for source in sorted((RUNTIME / "lib" / "cuda").glob("*.cpp")):
-        target = _folder() / f"cuda-{source.stem}-{sanitizers}.o"
-        _compile(["-c", str(source)], target, sanitizers)
+        target = folder() / f"cuda-{source.stem}-{sanitizers}.o"
+        compile_program(["-c", str(source)], target, sanitizers)
         objects.append(str(target))
     return objects
 
@@ -72,18 +72,18 @@ def need_compiler(sanitizers: str = "") -> None:
     """Skips the test where it cannot be built."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    if sanitizers and not _has_sanitizers(sanitizers):
+    if sanitizers and not has_sanitizers(sanitizers):
         pytest.skip(f"g++ has no -fsanitize={sanitizers} here")
 
 
 def run_program(name: str, sanitizers: str = "") -> None:
     """Builds a test program, runs it on the fake driver, and fails with its output if it fails."""
     need_compiler(sanitizers)
-    program = _folder() / f"{name}-{sanitizers}"
+    program = folder() / f"{name}-{sanitizers}"
     driver = fake_driver(sanitizers)
     source = str(RUNTIME / "test" / f"{name}.cpp")
     linked = [*_objects(sanitizers), str(driver), f"-Wl,-rpath,{driver.parent}"]
-    _compile([source, *linked], program, sanitizers)
+    compile_program([source, *linked], program, sanitizers)
     done = subprocess.run([program, driver], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -99,7 +99,7 @@ class Fake:
     def __init__(self, folder: Path) -> None:
         need_compiler()
         library = folder / "libshapejit_rt.so"
-        shutil.copyfile(threads._library()._name, library)
+        shutil.copyfile(threads.library()._name, library)
         path = folder / "libcuda.so"
         shutil.copyfile(fake_driver(), path)
         self.controls = ctypes.CDLL(str(path))

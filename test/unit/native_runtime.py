@@ -25,13 +25,13 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 
 
 @functools.cache
-def _folder() -> Path:
+def folder() -> Path:
     path = tempfile.mkdtemp(prefix="shapejit-runtime-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return Path(path)
 
 
-def _compile(arguments: list[str], output: Path, sanitizers: str) -> None:
+def compile_program(arguments: list[str], output: Path, sanitizers: str) -> None:
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-pthread", f"-I{RUNTIME / 'include'}"]
     if sanitizers:
         flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
@@ -46,15 +46,15 @@ def _compile(arguments: list[str], output: Path, sanitizers: str) -> None:
 def _objects(sanitizers: str) -> list[str]:
     objects = []
     for source in sorted((RUNTIME / "lib").glob("*.cpp")):
-        target = _folder() / f"{source.stem}-{sanitizers}.o"
-        _compile(["-c", str(source)], target, sanitizers)
+        target = folder() / f"{source.stem}-{sanitizers}.o"
+        compile_program(["-c", str(source)], target, sanitizers)
         objects.append(str(target))
     return objects
 
 
 @functools.cache
-def _has_sanitizers(sanitizers: str) -> bool:
-    source, program = _folder() / "empty.cpp", _folder() / "empty"
+def has_sanitizers(sanitizers: str) -> bool:
+    source, program = folder() / "empty.cpp", folder() / "empty"
     source.write_text("int main() {}")
     command = ["g++", f"-fsanitize={sanitizers}", str(source), "-o", str(program)]
     if subprocess.run(command, capture_output=True).returncode != 0:
@@ -66,11 +66,11 @@ def run_native_test(name: str, sanitizers: str = "") -> None:
     """Builds a test program, runs it, and fails with its output if it fails."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    if sanitizers and not _has_sanitizers(sanitizers):
+    if sanitizers and not has_sanitizers(sanitizers):
         pytest.skip(f"g++ has no -fsanitize={sanitizers} here")
-    program = _folder() / f"{name}-{sanitizers}"
+    program = folder() / f"{name}-{sanitizers}"
     source = str(RUNTIME / "test" / f"{name}.cpp")
-    _compile([source, *_objects(sanitizers)], program, sanitizers)
+    compile_program([source, *_objects(sanitizers)], program, sanitizers)
     # Children of a process with threads start threads of their own, on purpose.
     environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
     done = subprocess.run(

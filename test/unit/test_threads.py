@@ -162,7 +162,7 @@ def test_native(name: str) -> None:
 
 
 def test_library_needs_libc_only_and_exports_no_openmp() -> None:
-    library = threads._library()
+    library = threads.library()
     needed = subprocess.run(["ldd", library._name], capture_output=True, text=True, check=True)
     names = re.findall(r"(\S+?)\.so", needed.stdout)
     assert {os.path.basename(name) for name in names} == {"linux-vdso", "libc", "ld-linux-x86-64"}

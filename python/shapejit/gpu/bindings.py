@@ -185,4 +185,4 @@ def runtime() -> Runtime:
     """
     from shapejit import threads
 
-    return Runtime(threads._library())
+    return Runtime(threads.library())
