@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOG = logs.logger("bucket")
 
-MAX_VARIANTS = 12
+MAX_VARIANTS = 16
 """Most variants that the products with one weight choose from."""
 
 DEFAULT_CODE_BYTES = 256 << 20
