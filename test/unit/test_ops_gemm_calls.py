@@ -85,12 +85,14 @@ class Setting:
     def __init__(self, fake: Fake) -> None:
         self.fake, self.builds, self.memory = fake, Builds(), CodeMemory()
         self.kinds: dict[GemmKind, KindKernels] = {}
+        self._lock = threading.Lock()
 
     def kernels(self, kind: GemmKind, device: int) -> KindKernels:
-        if kind not in self.kinds:
-            gpu = self.fake.driver.device(0)
-            self.kinds[kind] = KindKernels(kind, gpu, self.memory, self.builds)
-        return self.kinds[kind]
+        with self._lock:
+            if kind not in self.kinds:
+                gpu = self.fake.driver.device(0)
+                self.kinds[kind] = KindKernels(kind, gpu, self.memory, self.builds)
+            return self.kinds[kind]
 
     def launched(self) -> tuple[str, int, int]:
         """Kernel, m and address of the result of the last launch."""
@@ -230,6 +232,35 @@ def test_threads_get_the_values_of_their_own_calls(setting: Setting) -> None:
         launch = setting.fake.controls.fakeLaunchAt(number)[0]
         m = int.from_bytes(launch.parameter(0, 4), "little")
         assert launch.grid[0] == -(-m // 64)
+
+
+def test_threads_that_come_first_build_each_kernel_once(setting: Setting) -> None:
+    x, w = layer(7)
+    barrier = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            ops.gemm(x, w, deterministic=True)
+        except BaseException as error:
+            failures.append(error)
+
+    for _ in range(10):
+        setting.kinds.clear()
+        calls._plans.clear()
+        setting.builds.asked.clear()
+        before = setting.fake.launches
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert setting.fake.launches == before + 8
+        [kernels] = setting.kinds.values()
+        assert not kernels.refused
+        assert len(setting.builds.asked) == 1
 
 
 def test_out(setting: Setting) -> None:

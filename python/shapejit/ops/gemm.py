@@ -279,10 +279,18 @@ def kernels_of(
     return layout, _kind_kernels(layout.kind, operands.a.device.index or 0)
 
 
-@functools.lru_cache(maxsize=1024)
 def _kind_kernels(kind: GemmKind, device_number: int) -> KindKernels:
+    with _kinds_lock:  # so that threads that come first share the kernels
+        return _make_kind_kernels(kind, device_number)
+
+
+@functools.lru_cache(maxsize=1024)
+def _make_kind_kernels(kind: GemmKind, device_number: int) -> KindKernels:
     device = driver().device(device_number)
     return KindKernels(kind, device, code_memory(device_number), _build)
+
+
+_kinds_lock = threading.Lock()
 
 
 @functools.cache

@@ -135,6 +135,12 @@ class KindKernels:
     _refused: dict[GemmSchedule, str] = field(default_factory=dict)
     _table: ScheduleTable | None = None
 
+    @property
+    def refused(self) -> dict[GemmSchedule, str]:
+        """Schedules that cannot be built for this kind, and why."""
+        with self._lock:
+            return dict(self._refused)
+
     def choose_rows(self, layout: GemmLayout, rows: int) -> GemmSchedule:
         """The schedule that the cost model takes to be the fastest one for a call like `layout`
         with that many rows."""
@@ -183,14 +189,14 @@ class KindKernels:
             return loaded, True
         future = self._begin(chosen, urgent=final)
         if final or future.done():
-            return self._finish(chosen, layout, rows, final=final)
+            return self._finish(chosen, future, layout, rows, final=final)
         if (loaded := self._find(GENERIC)) is not None:
             return loaded, False
         # The first call of a kind: whatever is there first.
         generic = self._begin(GENERIC, urgent=True)
         wait((future, generic), return_when=FIRST_COMPLETED)
         if future.done():
-            return self._finish(chosen, layout, rows, final=final)
+            return self._finish(chosen, future, layout, rows, final=final)
         generic.result()
         return self._load(GENERIC, generic), False
 
@@ -207,18 +213,25 @@ class KindKernels:
         return self._find(schedule) or self._load(schedule, self._begin(schedule, urgent=True))
 
     def _finish(
-        self, chosen: GemmSchedule, layout: GemmLayout, rows: int, *, final: bool
+        self,
+        chosen: GemmSchedule,
+        future: Future[CachedCubin],
+        layout: GemmLayout,
+        rows: int,
+        *,
+        final: bool,
     ) -> tuple[LoadedKernel, bool]:
-        try:
-            return self._load(chosen, self._building[chosen]), True
-        except Exception as error:
+        """The chosen kernel when its build ends; another one if it cannot be built."""
+        error = future.exception()
+        if error is not None:
             if not self.kind.aligned or chosen == GENERIC:
-                raise
+                raise error
             _LOG.warning("%s cannot be built; it is not used for %s: %s", chosen, self.kind, error)
             with self._lock:
                 self._refused[chosen] = str(error)
                 self._table = None
             return self.get(layout, rows, final=final)
+        return self._load(chosen, future), True
 
     def _find(self, schedule: GemmSchedule) -> LoadedKernel | None:
         loaded = self._loaded.get(schedule)
@@ -226,9 +239,13 @@ class KindKernels:
 
     def _begin(self, schedule: GemmSchedule, *, urgent: bool) -> Future[CachedCubin]:
         with self._lock:
-            future = self._building.get(schedule)
-            if future is not None and (not future.done() or future.exception() is None):
-                return future
+            if (loaded := self._find(schedule)) is not None:  # by another thread, meanwhile
+                ready: Future[CachedCubin] = Future()
+                ready.set_result(loaded.cubin)
+                return ready
+            running = self._building.get(schedule)
+            if running is not None and (not running.done() or running.exception() is None):
+                return running
             future = self.build(self._unit(schedule), urgent)
             self._building[schedule] = future
             return future
