@@ -276,8 +276,7 @@ def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Name
     """Builds all kernels at once, on all cores."""
     cell = Cell((8, 256, 256), dtype, arguments.epilogue)
     operands = cell.operands(0)
-    layout, kernels = kernels_of(operands, result_shape(operands), 0)
-    del layout
+    _, kernels = kernels_of(operands, result_shape(operands), 0)
     wanted = [*CANDIDATES, *arguments.extra]
     start = time.perf_counter()
     for schedule, future in zip(wanted, kernels.begin(wanted), strict=True):

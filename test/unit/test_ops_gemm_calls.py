@@ -179,6 +179,22 @@ def test_calls_take_the_generic_kernel_until_the_chosen_one_is_built(setting: Se
     assert setting.builds.asked == [chosen, str(GENERIC)]
 
 
+def test_the_chosen_kernel_serves_when_the_generic_one_cannot_be_built(setting: Setting) -> None:
+    x, w = layer(7)
+    setting.builds.at_once = False
+    setting.builds.fail.add(str(GENERIC))
+    call = threading.Thread(target=ops.gemm, args=(x, w))
+    before = setting.fake.launches
+    call.start()
+    while call.is_alive() and str(GENERIC) not in setting.builds.asked:
+        call.join(0.01)
+    [chosen] = [name for name in setting.builds.asked if name != str(GENERIC)]
+    setting.builds.finish(chosen)
+    call.join(60)
+    assert setting.fake.launches == before + 1
+    assert setting.launched()[0] == chosen
+
+
 def test_a_kernel_that_cannot_be_built_is_left_out(setting: Setting) -> None:
     x, w = layer(7)
     ops.gemm(x, w, deterministic=True)

@@ -195,9 +195,8 @@ class KindKernels:
         # The first call of a kind: whatever is there first.
         generic = self._begin(GENERIC, urgent=True)
         wait((future, generic), return_when=FIRST_COMPLETED)
-        if future.done():
+        if future.done() or generic.exception() is not None:
             return self._finish(chosen, future, layout, rows, final=final)
-        generic.result()
         return self._load(GENERIC, generic), False
 
     def begin(self, schedules: list[GemmSchedule]) -> list[Future[CachedCubin]]:
