@@ -122,7 +122,9 @@ class Launch:
             case Pointer(operand=operand):
                 return addresses[operand], 8
             case Size(value=value, bytes=size):
-                return self._values[value], size
+                word = self._values[value]
+                assert abs(word) < 1 << (8 * size - 1), f"{word} does not fit {size} bytes"
+                return word % (1 << 8 * size), size  # it may be negative
             case Workspace(bytes_per_cta=each, zeroed=zeroed):
                 size = max(each * self._multiprocessors * 4, zeroed)
                 address = self.memory.allocate(size)

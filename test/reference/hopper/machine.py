@@ -118,6 +118,13 @@ class Product:
         self._before, self._step, self.columns = before, step, columns
         self._value = np.full((16, columns), np.nan, np.float32) if step is None else None
 
+    @staticmethod
+    def of(value: Matrix) -> Product:
+        """An accumulator with a value."""
+        made = Product(None, None, value.shape[1])
+        made._value = value
+        return made
+
     def resolve(self) -> Matrix:
         """Does the work that is left."""
         if self._value is None:
@@ -130,6 +137,22 @@ class Product:
         if self._value is None:
             raise SimulationError("an accumulator is read before wgmma.wait_group")
         return fragment(self._value)
+
+
+@dataclass
+class LineCopies:
+    """cp.async copies of a warp: those of the open group, and closed groups, oldest first.
+
+    A copy is a list of the action that is left to do, empty once it is done.
+    """
+
+    open: list[list[Callable[[], None]]] = field(default_factory=list)
+    closed: list[list[list[Callable[[], None]]]] = field(default_factory=list)
+
+
+def _finish(copy: list[Callable[[], None]]) -> None:
+    if copy:
+        copy.pop()()
 
 
 @dataclass
@@ -164,6 +187,7 @@ class Warp:
         self.lanes = 32
         self.thread = np.arange(32, dtype=np.uint32) + np.uint32(32 * number)
         self.bulk: dict[int, BulkGroups] = {}
+        self.copies = LineCopies()
         self.cluster_generation: int | None = None
         self.products: list[Product] = []
         self.product_groups: list[list[Product]] = []
@@ -320,10 +344,42 @@ class Warp:
         groups = self._groups()
         yield Wait(lambda: groups.pending() <= count, f"all but {count} groups of bulk copies")
 
+    # Copies of lines ------------------------------------------------------------------------------
+
+    def copy_line(self, target: Any, source: Any, width: int, sizes: Any) -> None:
+        """cp.async: copies each lane's bytes to shared memory and fills up with zeros."""
+        shared, offsets = self.shared_of(target)
+        mask, identity = self.mask, self.identity
+        addresses = self.lane_values(source).astype(np.uint64)
+        counts = self.lane_values(sizes).astype(np.int64)
+        if (counts > width).any() or (addresses[counts > 0] % width).any():
+            raise SimulationError("cp.async that is misaligned or reads more than it copies")
+
+        def copy() -> None:
+            data = np.zeros((int(mask.sum()), width), np.uint8)
+            for size in set(counts[counts > 0].tolist()):
+                lanes = counts == size
+                steps = addresses[lanes, None] + np.arange(size, dtype=np.uint64)
+                data[lanes, :size] = self.cta.machine.memory.load(steps, 1)[..., 0]
+            shared.store(offsets, data, identity)
+
+        pending = [copy]
+        self.copies.open.append(pending)
+        self.cta.machine.later(lambda: _finish(pending))
+
+    def commit_copies(self) -> None:
+        self.copies.closed.append(self.copies.open)
+        self.copies.open = []
+
+    def wait_copies(self, count: int) -> None:
+        while len(self.copies.closed) > count:
+            for copy in self.copies.closed.pop(0):
+                _finish(copy)
+
     # Tensor cores ---------------------------------------------------------------------------------
 
-    def multiply(self, accumulator: Any, a: Operand, b: Operand, n: int, fresh: bool) -> Product:
-        """wgmma: this warp's 16 rows."""
+    def multiply(self, accumulator: Any, a: Any, b: Operand, n: int, fresh: bool) -> Product:
+        """wgmma: this warp's 16 rows; `a` is an operand in shared memory or reads as one."""
         if not self.mask.all():
             raise SimulationError("wgmma with lanes that do not take part")
         base = accumulator if isinstance(accumulator, Product) else Product(None, None, n)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from reference.hopper import register_products
 from reference.hopper.machine import Steps, Wait, Warp
 from reference.hopper.scalars import round_bf16, signed
 
@@ -25,12 +27,14 @@ _TYPES: dict[str, Any] = {
     "b64": np.uint64,
     "u64": np.uint64,
     "f32": np.float32,
+    "f64": np.float64,
 }
 _CONSTRAINTS: dict[str, Any] = {
     "h": np.uint16,
     "r": np.uint32,
     "l": np.uint64,
     "f": np.float32,
+    "d": np.float64,
     "b": np.bool_,
 }
 
@@ -51,12 +55,12 @@ def parse(text: str) -> list[Instruction]:
     if spin:
         return [Instruction(None, False, ("await",), (f"[{spin[3]}]",))]
     program = []
-    body = text.strip()
+    body = re.sub(r"//.*", "", text).strip()
     if body.startswith("{"):
         body = body[1:].rsplit("}", 1)[0]
     for statement in body.split(";"):
         statement = statement.strip()
-        if not statement or statement.startswith(".reg"):
+        if not statement or statement.startswith((".reg", ".pragma")):
             continue
         match = re.fullmatch(r"(?:@(!?)([\w$%]+)\s+)?([\w.:]+)\s*(.*)", statement, re.S)
         assert match is not None, statement
@@ -93,7 +97,7 @@ class _State:
         else:
             value = int(name, 0) & 0xFFFF_FFFF_FFFF_FFFF
             return np.uint64(value).astype(kind or np.uint64)
-        if kind is None:
+        if kind is None or isinstance(value, register_products.PendingSum):
             return value
         value = np.broadcast_to(value, 32)
         if value.dtype == kind:
@@ -205,7 +209,7 @@ def _convert(state: _State, parts: Sequence[str], target: str, *sources: str) ->
     if tuple(parts[-2:]) == ("f32", "f16"):
         state.values[target] = state.get(sources[0], np.uint16).view(np.float16).astype(np.float32)
         return
-    if tuple(parts[-2:]) == ("f32", "f32") and parts[0] in _ROUNDINGS:
+    if tuple(parts[-2:]) in (("f32", "f32"), ("f64", "f64")) and parts[0] in _ROUNDINGS:
         _floats(_ROUNDINGS[parts[0]])(state, parts, target, *sources)
         return
     raise NotImplementedError(f"cvt.{'.'.join(parts)}")
@@ -249,10 +253,47 @@ def _transpose(state: _State, parts: Sequence[str], target: str, source: str) ->
 
 def _floats(function: Callable[..., Any]) -> Callable[..., None]:
     def execute(state: _State, parts: Sequence[str], target: str, *sources: str) -> None:
-        values = [np.broadcast_to(state.get(name, np.float32), 32) for name in sources]
-        state.values[target] = np.asarray(function(*values), np.float32)
+        kind = np.float64 if parts[-1] == "f64" else np.float32
+        values = [np.broadcast_to(state.get(name, kind), 32) for name in sources]
+        state.values[target] = np.asarray(function(*values), kind)
 
     return execute
+
+
+def _fused(lhs: Any, rhs: Any, addend: Any) -> Any:
+    """``lhs * rhs + addend`` rounded once, but for ties: f32 in f64, f64 as sums of two."""
+    if lhs.dtype == np.float32:
+        return lhs.astype(np.float64) * rhs + addend
+    product = lhs * rhs
+    (high, low), (other_high, other_low) = _halves(lhs), _halves(rhs)
+    lost = ((high * other_high - product) + high * other_low + low * other_high) + low * other_low
+    total = product + addend
+    back = total - product
+    rounding = (product - (total - back)) + (addend - back)
+    exact = total + (rounding + lost)
+    return np.where(np.isfinite(exact), exact, total)
+
+
+def _halves(number: Any) -> tuple[Any, Any]:
+    """An f64 as a sum of two of 26 bits."""
+    scaled = number * 134217729.0
+    high = scaled - (scaled - number)
+    return high, number - high
+
+
+def _divide(state: _State, parts: Sequence[str], target: str, *sources: str) -> None:
+    _floats(_divide_down if "rz" in parts else np.divide)(state, parts, target, *sources)
+
+
+def _divide_down(lhs: Any, rhs: Any) -> Any:
+    """The quotient of positive numbers rounded towards zero."""
+    nearest = np.divide(lhs, rhs)
+    made = []
+    for a, b, q in zip(lhs, rhs, nearest, strict=True):
+        known = np.isfinite(a) and np.isfinite(b) and np.isfinite(q) and b
+        above = known and Fraction(float(q)) * Fraction(float(b)) > Fraction(float(a))
+        made.append(np.nextafter(q, 0) if above else q)
+    return np.array(made, lhs.dtype)
 
 
 def _integers(function: Callable[..., Any]) -> Callable[..., None]:
@@ -283,6 +324,56 @@ def _complete_bytes(state: _State, parts: Sequence[str], address: str, count: st
     barrier.complete(int(state.warp.one(state.get(count, np.uint32))))
 
 
+def _copy(state: _State, parts: Sequence[str], *operands: str) -> None:
+    warp = state.warp
+    if parts == ("async", "commit_group"):
+        warp.commit_copies()
+    elif parts == ("async", "wait_group"):
+        warp.wait_copies(int(operands[0]))
+    elif parts[:2] == ("async", "cg"):
+        target, source, width, *size = operands
+        count = state.get(size[0], np.uint32) if size else np.uint32(int(width))
+        warp.copy_line(state.address(target), state.address(source), int(width), count)
+    else:
+        raise NotImplementedError(f"cp.{'.'.join(parts)}")
+
+
+def _vote(state: _State, parts: Sequence[str], target: str, source: str, _: str) -> None:
+    if parts != ("sync", "ballot", "b32") or not state.warp.mask.all():
+        raise NotImplementedError(f"vote.{'.'.join(parts)}, or with lanes that do not take part")
+    lanes = np.broadcast_to(state.get(source), 32).astype(np.uint64)
+    state.values[target] = np.uint32((lanes << np.arange(32, dtype=np.uint64)).sum())
+
+
+def _multiply(state: _State, parts: Sequence[str], *operands: Any) -> None:
+    warp = state.warp
+    match parts[0]:
+        case "fence":
+            return
+        case "commit_group":
+            warp.commit_products()
+        case "wait_group":
+            warp.wait_products(int(operands[0]))
+            for name, register in state.values.items():
+                state.values[name] = register_products.awaited(warp, register)
+        case "mma_async":
+            sums, lhs, rhs, keep, *signs = operands
+            assert signs[:2] == ["1", "1"], signs
+            left = [state.get(name) for name in lhs] if isinstance(lhs, list) else None
+            made = register_products.multiply(
+                warp,
+                parts,
+                [state.values.get(name) for name in sums],
+                left or warp.one(state.get(lhs)),
+                warp.one(state.get(rhs)),
+                not warp.one(state.get(keep)),
+                [int(each) for each in signs[2:]],
+            )
+            state.values.update(zip(sums, made, strict=True))
+        case other:
+            raise NotImplementedError(f"wgmma.{other}")
+
+
 _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "ld": _load,
     "st": _store,
@@ -300,12 +391,16 @@ _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "tanh": _floats(np.tanh),
     "rsqrt": _floats(lambda a: 1 / np.sqrt(a)),
     "sqrt": _floats(np.sqrt),
-    "div": _floats(np.divide),
-    "fma": _floats(lambda a, b, c: a.astype(np.float64) * b + c),
+    "div": _divide,
+    "fma": _floats(_fused),
     "abs": _floats(np.abs),
     "copysign": _floats(lambda sign, number: np.copysign(number, sign)),
     "min": _minimum,
     "max": _maximum,
     "add": _integers(np.add),
+    "bar": _nothing,
+    "cp": _copy,
+    "vote": _vote,
+    "wgmma": _multiply,
     "xor": _integers(np.bitwise_xor),
 }

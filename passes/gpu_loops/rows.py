@@ -1,0 +1,382 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rows: reductions over the last dims, and clusters of loops that share rows.
+
+A team (a warp or a CTA) takes a row at a time. Where its length allows, every thread has a fixed
+set of the row's vectors: the passes are emitted one after the other without loops, and what one
+loads or computes stays in registers for the next. Else each pass is a loop that reads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlir.dialects import arith, gpu
+
+from shapejit.passes.gpu_loops.alignment import Access, Alignment, alignment
+from shapejit.passes.gpu_loops.bodies import compute_type
+from shapejit.passes.gpu_loops.emission import Emission
+from shapejit.passes.gpu_loops.evaluate import Vector
+from shapejit.passes.gpu_loops.phases import Rows, Stage
+from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Write
+from shapejit.passes.gpu_loops.reduce import Reduction, Team
+from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
+from shapejit.passes.nvgpu.builder import Num, Value, compare
+from shapejit.symbolic import Expr, product
+
+# Elements of a row that a thread keeps at most where they are not side by side.
+_MOST_SINGLE = 32
+# Elements of what all rows share, such as the weights of a norm, that a thread keeps at most.
+_MOST_INVARIANTS = 32
+# Elements that a thread loads at once in passes that are loops.
+_AHEAD = 16
+
+
+def rows_alignment(problem: LoopProblem, phase: Rows, length: int) -> Alignment:
+    """What vectors of a length need."""
+    rows = len(phase.rows)
+    loops = [loop for loop in _loops_of(problem, phase) if len(loop.space) > rows]
+    dims = {len(loop.space) - 1 for loop in loops}
+    if len(dims) != 1:
+        return Alignment(1)
+    written = [
+        Access(memory, loop.space, loop.writes[position].indices)
+        for loop, position in phase.stores
+        for memory in problem.outputs[loop.writes[position].tensor]
+    ]
+    whole = [columns[-1] for columns in phase.columns]
+    return alignment(problem, loops, written, dims.pop(), length, whole)
+
+
+def _loops_of(problem: LoopProblem, phase: Rows) -> Sequence[Loop]:
+    """The loops of a phase, with those that are evaluated where they are read."""
+    single = [loop for stage in phase.stages for loop in stage.loops]
+    return problem.loops if len(problem.loops) > 1 else single
+
+
+def row_invariants(problem: LoopProblem, phase: Rows) -> int:
+    """Arguments that are read along the columns and are the same for all rows."""
+    rows = len(phase.rows)
+    found = set()
+    for loop in _loops_of(problem, phase):
+        for read in loop.reads:
+            dims = {dim for index in read.indices for dim in index.dims()}
+            if read.tensor in problem.inputs and dims and min(dims) >= rows:
+                found.add(read.tensor)
+    return len(found)
+
+
+def keeps_invariants(problem: LoopProblem, phase: Rows, kept: int) -> bool:
+    """Whether threads that keep so many elements of a row also keep those that all rows share."""
+    return kept * row_invariants(problem, phase) <= _MOST_INVARIANTS
+
+
+def rows_units(phase: Rows, schedule: LoopSchedule) -> Expr:
+    """CTAs that have work."""
+    return product(phase.rows).ceildiv(_teams(schedule))
+
+
+def _teams(schedule: LoopSchedule) -> int:
+    return schedule.threads // WARP // schedule.warps
+
+
+def emit_rows(emission: Emission, phase: Rows) -> None:
+    """Emits the phase."""
+    _Rows(emission, phase).emit()
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A vector of a row.
+
+    Attributes:
+        columns: its elements' indices in the column dims, over the lane.
+        condition: i1, whether it is one of the row; None if it is.
+    """
+
+    columns: Indices
+    condition: Value | None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a row is passed over.
+
+    Attributes:
+        length: of vectors.
+        chunks: vectors that a thread keeps; 0 to read the row again in each pass.
+        lane: counts the elements of vectors.
+    """
+
+    length: int
+    chunks: int
+    lane: Expr
+
+
+_Visit = Callable[[Sequence[_Chunk], list[Value]], list[Value]]
+
+
+class _Rows:
+    def __init__(self, emission: Emission, phase: Rows) -> None:
+        self._emission, self._phase = emission, phase
+        self._indexer, self._evaluator = emission.indexer, emission.evaluator
+        self._schedule = schedule = emission.schedule
+        self._team = Team(emission.threads, schedule.warps)
+        self._member = self._indexer.variable(
+            emission.index(self._team.member), self._team.size, level=0
+        )
+        self._first, self._step = emission.grid_stride(_teams(schedule), emission.threads.warp)
+        self._memories = {
+            stage: emission.shared(bytes_)
+            for stage in phase.stages
+            if (bytes_ := self._team.bytes_needed(len(self._reduced(stage))))
+        }
+
+    def emit(self) -> None:
+        """Rows that registers hold, in vectors if these are aligned, or else rows of any length."""
+        needed = rows_alignment(self._emission.problem, self._phase, self._schedule.vector)
+        singles = self._schedule.row_capacity // self._team.size
+        # Misaligned addresses are rare; sizes that are no multiples are not.
+        keeps = needed.length == 1 or (bool(needed.symbols) and singles <= _MOST_SINGLE)
+        ways = [(1, singles)] if keeps and singles else []
+        if needed.length > 1:
+            ways.insert(0, (needed.length, self._schedule.chunks))
+        self._choose(needed, [*ways, (1, 0)])
+
+    def _choose(self, needed: Alignment, ways: Sequence[tuple[int, int]]) -> None:
+        """Emits the first of several ways (length of vectors, chunks) whose conditions hold."""
+        (length, chunks), *rest = ways
+        conditions = [] if length == 1 else [self._emission.allows(needed)]
+        capacity = length * chunks * self._team.size
+        for columns in self._phase.columns if chunks else ():
+            size = product(columns)
+            if size.constant is None:
+                fits = compare("sle", self._indexer.ssa(size), capacity)
+                conditions.append(fits)
+
+        def way() -> None:
+            aligned = needed if length > 1 else Alignment(1)
+            with self._emission.aligned(aligned), self._evaluator.inside():
+                self._rows(length, chunks)
+
+        if not conditions or not rest:
+            way()
+            return
+        condition = conditions[0]
+        for other in conditions[1:]:
+            condition = arith.andi(condition, other)
+        self._indexer.branch(condition, way, lambda: self._choose(needed, rest))
+
+    def _rows(self, length: int, chunks: int) -> None:
+        way = _Way(length, chunks, self._emission.lanes(length))
+        count = product(self._phase.rows)
+        keeps = keeps_invariants(self._emission.problem, self._phase, length * chunks)
+
+        def body(index: Expr, _: list[Value]) -> Sequence[Value]:
+            with self._evaluator.scope() if keeps else self._evaluator.inside():
+                self._row(self._indexer.spread(index, self._phase.rows), way)
+            return ()
+
+        limit = self._indexer.value(count)
+        self._indexer.loop(self._first, limit, body, step=self._step, size=count)
+
+    def _row(self, row: Indices, way: _Way) -> None:
+        for stage in self._phase.stages:
+            if stage.columns is None:
+                self._scalars(stage, row)
+            else:
+                self._reductions(stage, stage.columns, row, way)
+        by_columns: dict[Indices, list[tuple[Loop, int]]] = {}
+        for loop, position in self._phase.stores:
+            by_columns.setdefault(loop.space[len(row) :], []).append((loop, position))
+        for columns, stores in by_columns.items():
+            self._stores(stores, columns, row, way)
+        if len(self._memories) == 1:
+            gpu.barrier()  # the next row reuses the shared memory
+
+    # Stages ---------------------------------------------------------------------------------------
+
+    def _scalars(self, stage: Stage, row: Indices) -> None:
+        for loop in stage.loops:
+            values = self._evaluator.results(loop, row)
+            for write, scalar in zip(loop.writes, values, strict=True):
+                self._keep(loop, write, scalar, row)
+
+    def _keep(self, loop: Loop, write: Write, scalar: Value, row: Indices) -> None:
+        self._evaluator.keep_scalar(write.tensor, scalar)
+        if write.tensor not in self._phase.written:
+            return
+        first = self._indexer.at_level(0, "first member", self._is_first)
+        replaced = dict(enumerate(row))
+        indices = [index.substitute(dims=replaced) for index in write.indices]
+        lane = self._emission.lanes(1).dim_index
+        assert lane is not None
+        with self._evaluator.vector(Vector(1, lane, 0, first)):
+            for memory in self._emission.problem.outputs[write.tensor]:
+                self._evaluator.store(memory, indices, [scalar])
+
+    def _reduced(self, stage: Stage) -> list[tuple[Loop, int, Write]]:
+        if stage.columns is None:
+            return []
+        return _reduced(stage, len(self._phase.rows))
+
+    def _is_first(self) -> Value:
+        return compare("eq", self._team.member, 0)
+
+    def _reductions(self, stage: Stage, columns: Indices, row: Indices, way: _Way) -> None:
+        reduced = self._reduced(stage)
+        reductions = [_reduction(write) for _, _, write in reduced]
+
+        def visit(chunks: Sequence[_Chunk], totals: list[Value]) -> list[Value]:
+            for chunk in chunks:
+                for loop in dict.fromkeys(loop for loop, _, _ in reduced):
+                    self._prefetch(loop, (*row, *chunk.columns), chunk, way)
+            parts = [self._part(reduced, reductions, chunk, row, way) for chunk in chunks]
+            sums = [
+                reduction.together([part[number] for part in parts])
+                for number, reduction in enumerate(reductions)
+            ]
+            if not totals:
+                return sums
+            return [r.combine(*pair) for r, *pair in zip(reductions, totals, sums, strict=True)]
+
+        own = self._pass(columns, way, visit, [r.identity for r in reductions])
+        totals = self._team.reduce(reductions, own, self._memories.get(stage))
+        for (loop, _, write), total in zip(reduced, totals, strict=True):
+            self._keep(loop, write, total, row)
+
+    def _prefetch(self, loop: Loop, dims: Indices, chunk: _Chunk, way: _Way) -> None:
+        lane = way.lane.dim_index
+        assert lane is not None
+        with self._evaluator.vector(Vector(way.length, lane, 0, chunk.condition)):
+            self._evaluator.prefetch(loop, dims)
+
+    def _part(
+        self,
+        reduced: Sequence[tuple[Loop, int, Write]],
+        reductions: Sequence[Reduction],
+        chunk: _Chunk,
+        row: Indices,
+        way: _Way,
+    ) -> list[Value]:
+        """What one vector contributes to each reduction."""
+        dims = (*row, *chunk.columns)
+
+        def element() -> list[Value]:
+            return [self._evaluator.results(loop, dims)[place] for loop, place, _ in reduced]
+
+        found = self._emission.elements(way.lane, way.length, chunk.condition, element)
+        parts = [
+            reduction.together([values[number] for values in found])
+            for number, reduction in enumerate(reductions)
+        ]
+        if chunk.condition is None:
+            return parts
+        return [
+            arith.select(chunk.condition, part, reduction.identity)
+            for part, reduction in zip(parts, reductions, strict=True)
+        ]
+
+    def _stores(
+        self, stores: Sequence[tuple[Loop, int]], columns: Indices, row: Indices, way: _Way
+    ) -> None:
+        def visit(chunks: Sequence[_Chunk], totals: list[Value]) -> list[Value]:
+            for chunk in chunks:
+                for loop, _ in stores:
+                    self._prefetch(loop, (*row, *chunk.columns), chunk, way)
+            for chunk in chunks:
+                self._store(stores, chunk, row, way)
+            return totals
+
+        self._pass(columns, way, visit, [])
+
+    def _store(
+        self, stores: Sequence[tuple[Loop, int]], chunk: _Chunk, row: Indices, way: _Way
+    ) -> None:
+        dims = (*row, *chunk.columns)
+
+        def element() -> list[Value]:
+            return [self._evaluator.results(loop, dims)[position] for loop, position in stores]
+
+        found = self._emission.elements(way.lane, way.length, chunk.condition, element)
+        lane = way.lane.dim_index
+        assert lane is not None
+        replaced = dict(enumerate(dims))
+        with self._evaluator.vector(Vector(way.length, lane, 0, chunk.condition)):
+            for number, (loop, position) in enumerate(stores):
+                write = loop.writes[position]
+                indices = [index.substitute(dims=replaced) for index in write.indices]
+                for memory in self._emission.problem.outputs[write.tensor]:
+                    self._evaluator.store(memory, indices, [values[number] for values in found])
+
+    # Passes over columns --------------------------------------------------------------------------
+
+    def _pass(
+        self, columns: Indices, way: _Way, visit: _Visit, empty: Sequence[Value]
+    ) -> list[Value]:
+        """Visits the vectors of this thread in a row; what it gives for no vectors is `empty`."""
+        vectors = self._indexer.simplify(product(columns) // way.length)
+        count = vectors.constant
+        per_thread = way.chunks if count is None else -(-count // self._team.size)
+        if count == 0 or 0 < per_thread <= way.chunks:
+            chunks = [self._kept(columns, vectors, k, way) for k in range(per_thread)]
+            return visit(chunks, []) if chunks else list(empty)
+        return self._loop(columns, vectors, way, visit, empty)
+
+    def _kept(self, columns: Indices, vectors: Expr, number: int, way: _Way) -> _Chunk:
+        """The thread's vector of this number, for all passes."""
+        size, count = self._team.size, vectors.constant
+        index = self._member + number * size
+        condition = None
+        if count is None or count < (number + 1) * size:
+            condition = self._indexer.at_level(
+                0,
+                ("in row", vectors, number),
+                lambda: compare("slt", self._indexer.ssa(index), self._indexer.value(vectors)),
+            )
+        return _Chunk(self._place(index, columns, way), condition)
+
+    def _loop(
+        self, columns: Indices, vectors: Expr, way: _Way, visit: _Visit, empty: Sequence[Value]
+    ) -> list[Value]:
+        size = self._team.size
+        ahead = max(_AHEAD // way.length // 2, 1)
+        limit = self._indexer.value(vectors)
+
+        def body(index: Expr, totals: list[Value]) -> Sequence[Value]:
+            with self._evaluator.scope():
+                chunks = []
+                for number in range(ahead):
+                    here = index + number * size
+                    condition = None
+                    if number:
+                        condition = compare("slt", self._indexer.ssa(here), limit)
+                    chunks.append(_Chunk(self._place(here, columns, way), condition))
+                return visit(chunks, totals)
+
+        first: Num = self._indexer.ssa(self._member)
+        return self._indexer.loop(
+            first, limit, body, size=vectors, step=size * ahead, init=list(empty)
+        )
+
+    def _place(self, index: Expr, columns: Indices, way: _Way) -> Indices:
+        """The column indices of a vector's elements."""
+        *outer, last = columns
+        *dims, column = self._indexer.spread(index, (*outer, last // way.length))
+        return (*dims, column * way.length + way.lane)
+
+
+def _reduced(stage: Stage, rows: int) -> list[tuple[Loop, int, Write]]:
+    """What a stage reduces to rows: loops, numbers of results, results."""
+    return [
+        (loop, position, write)
+        for loop in stage.loops
+        for position, write in enumerate(loop.writes)
+        if write.kind is not None and write.kept == tuple(range(rows))
+    ]
+
+
+def _reduction(write: Write) -> Reduction:
+    assert write.kind is not None
+    return Reduction(write.kind, compute_type(write.element))

@@ -1,0 +1,113 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How a kernel of loops is spread over threads.
+
+A schedule says nothing about sizes, but for how much of a row is kept in registers. The decision of
+`shapejit-choose-buckets` names it by its text::
+
+    loops_v8_w1_k0_t256_c4         8 elements a thread at once, 4 CTAs of 256 threads on a
+                                   multiprocessor
+    loops_v4_w1_k3_t256_c4         a warp a row; 3 vectors of 4 elements of it in every thread
+    loops_v8_w8_k2_t256_c4         8 warps a row
+    loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shapejit.passes.nvgpu.errors import LoweringError
+
+_NAME = re.compile(
+    r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
+    r"_c(?P<ctas>\d+)(?P<wide>_wide)?"
+)
+
+WARP = 32
+_MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, order=True)
+class LoopSchedule:
+    """How one kernel of loops works.
+
+    Attributes:
+        vector: neighbouring elements that a thread takes at once, a power of 2.
+        warps: that share a row, a power of 2. More than one are a whole CTA.
+        chunks: vectors of a row that each of these threads keeps in registers between the passes
+            over the row; 0 to read it again in each. Rows of a size that is not known must not be
+            longer than what is so kept: the dispatch sees to that.
+        threads: of a CTA.
+        ctas: that a multiprocessor holds at once.
+        wide: whether indices have 64 bits; else no tensor has more than `MAX_NARROW` elements.
+    """
+
+    vector: int = 1
+    warps: int = 1
+    chunks: int = 0
+    threads: int = 256
+    ctas: int = 4
+    wide: bool = False
+
+    @property
+    def row_capacity(self) -> int:
+        """Elements of a row that registers hold."""
+        return self.vector * self.chunks * self.warps * WARP
+
+    def __str__(self) -> str:
+        text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
+        return text + ("_wide" if self.wide else "")
+
+    @staticmethod
+    def parse(text: str) -> LoopSchedule:
+        """The schedule that a text names.
+
+        Raises:
+            LoweringError: it names none.
+        """
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise LoweringError(
+                f"has the variant {text!r}, which names no schedule of loops; one is "
+                f"{LoopSchedule()}"
+            )
+        made = LoopSchedule(
+            vector=int(match["vector"]),
+            warps=int(match["warps"]),
+            chunks=int(match["chunks"]),
+            threads=int(match["threads"]),
+            ctas=int(match["ctas"]),
+            wide=match["wide"] is not None,
+        )
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Refuses what no kernel can be made from.
+
+        Raises:
+            LoweringError: a rule is broken; the text says which.
+        """
+        for name, value in (("vector", self.vector), ("warps", self.warps)):
+            if value < 1 or value & (value - 1):
+                raise LoweringError(f"has {name} = {value} in its schedule; it is a power of 2")
+        if self.vector > WARP // 2:
+            raise LoweringError(f"has vectors of {self.vector} in its schedule; the most is 16")
+        if self.threads % WARP or not 0 < self.threads <= _MAX_THREADS:
+            raise LoweringError(
+                f"has CTAs of {self.threads} threads in its schedule; they are multiples of {WARP} "
+                f"up to {_MAX_THREADS}"
+            )
+        if self.warps > 1 and self.warps * WARP != self.threads:
+            raise LoweringError(
+                f"has rows of {self.warps} warps in CTAs of {self.threads} threads; rows that "
+                "several warps share take a whole CTA"
+            )
+        if self.ctas < 1:
+            raise LoweringError("has no CTA on a multiprocessor in its schedule")
+
+
+MAX_NARROW = 1 << 30
+"""Elements of the largest tensor and space for which indices of 32 bits do: with their sign, and
+room for the last step of a loop."""

@@ -1,0 +1,196 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which schedule serves which sizes of a kernel of loops, and the machine code of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference import sass
+from shapejit.gpu.interface import Pointer, Size
+from shapejit.passes.gpu_loops.schedule import LoopSchedule
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.symbolic import Expr
+from unit import gpu_loop_samples as samples
+from unit.gpu_loop_samples import FLOATS, Sample
+from unit.simulated_loops import GpuKernel, Ranges
+
+
+def schedule(sample: Sample, sizes: Ranges | None = None) -> LoopSchedule:
+    [variant] = GpuKernel(sample.text, sizes=sizes).variants
+    return LoopSchedule.parse(variant)
+
+
+# Schedules ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["loops_v8_w1_k0_t256_c4", "loops_v1_w32_k16_t1024_c1_wide", "loops_v16_w4_k1_t128_c8"]
+)
+def test_text_of_a_schedule(text: str) -> None:
+    assert str(LoopSchedule.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loops_v8", "names no schedule of loops; one is loops_v1_w1_k0_t256_c4"),
+        ("loops_v3_w1_k0_t256_c4", "vector = 3 in its schedule; it is a power of 2"),
+        ("loops_v32_w1_k0_t256_c4", "vectors of 32 in its schedule; the most is 16"),
+        ("loops_v1_w1_k0_t250_c4", "250 threads in its schedule; they are multiples of 32"),
+        ("loops_v1_w1_k0_t2048_c1", "multiples of 32 up to 1024"),
+        ("loops_v1_w4_k0_t256_c4", "rows of 4 warps in CTAs of 256 threads; rows that several"),
+        ("loops_v1_w1_k0_t256_c0", "no CTA on a multiprocessor"),
+    ],
+)
+def test_what_is_no_schedule(text: str, message: str) -> None:
+    with pytest.raises(LoweringError, match=message):
+        LoopSchedule.parse(text)
+
+
+# Choices ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("element", "vector"), [("bf16", 8), ("f32", 4), ("f64", 2)])
+def test_points_move_16_bytes(element: str, vector: int) -> None:
+    assert schedule(samples.pointwise(element)).vector == vector
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (64, (2, 1, 1)),  # all lanes have a part, so 4 bytes each
+        (384, (4, 1, 3)),  # vectors of 8 would leave a quarter of the lanes without work
+        (768, (8, 1, 3)),
+        (1024, (8, 1, 4)),
+        (1000, (8, 1, 4)),
+        (4096, (8, 8, 2)),
+        (33, (1, 1, 2)),  # rows that start anywhere have no vectors
+    ],
+)
+def test_rows_stay_in_registers(width: int, expected: tuple[int, int, int]) -> None:
+    chosen = schedule(samples.layer_norm("bf16", width))
+    assert (chosen.vector, chosen.warps, chosen.chunks) == expected
+    assert chosen.row_capacity >= width
+
+
+def test_rows_too_long_for_registers_are_read_again() -> None:
+    assert schedule(samples.layer_norm("bf16", 65536)).chunks == 0
+
+
+def test_rows_of_unknown_length_have_variants_by_length() -> None:
+    kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (1, 64), 1: (1, None)})
+    assert kernel.axes == [Expr.symbol(1)]
+    assert [bucket[:2] for bucket in kernel.buckets] == [
+        ((1,), (1024,)),
+        ((1025,), (8192,)),
+        ((8193,), (None,)),
+    ]
+    chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
+    assert [each.warps for each in chosen] == [1, 16, 16]
+    assert [each.row_capacity for each in chosen[:2]] == [1024, 8192]
+    assert chosen[2].chunks == 0
+
+
+def test_bounds_of_a_length_bound_the_variants() -> None:
+    kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (1, 64), 1: (2000, 3000)})
+    assert [bucket[:2] for bucket in kernel.buckets] == [((2000,), (3000,))]
+    kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (1, 64), 1: (0, 200)})
+    assert (kernel.axes, len(kernel.buckets)) == ([], 1)
+    assert LoopSchedule.parse(kernel.variants[0]).row_capacity >= 200
+
+
+def test_columns_take_4_bytes_a_lane() -> None:
+    chosen = schedule(samples.column_sum("bf16", 384))
+    assert (chosen.vector, chosen.threads) == (2, 512)
+
+
+@pytest.mark.parametrize(("most", "wide"), [(1 << 20, False), (1 << 23, True), (None, True)])
+def test_width_of_indices(most: int | None, wide: bool) -> None:
+    """2^23 rows of 384 elements are more than 2^30."""
+    chosen = schedule(samples.layer_norm("bf16", 384), {0: (1, most), 1: (0, 0)})
+    assert chosen.wide == wide
+
+
+def test_two_spaces_of_points() -> None:
+    """Two loops that share nothing get the vectors of the narrower one."""
+    one, two = (samples.pointwise(element).text for element in ("bf16", "f32"))
+    first = one[one.index("%0 =") : one.index("shapejit.yield %0")]
+    second = two[two.index("%0 =") : two.index("shapejit.yield %0")].replace("%0 =", "%1 =")
+    second = second.replace("%x", "%a").replace("%y", "%b")
+    half, full = (t[t.index("tensor<") : t.index(", %y")] for t in (one, two))
+    text = f"""
+      shapejit.kernel @k symbols 2 (%x: {half}, %y: {half}, %a: {full}, %b: {full}) {{
+        {first}
+        {second}
+        shapejit.yield %0, %1 : {half}, {full}
+      }}"""
+    assert LoopSchedule.parse(GpuKernel(text).variant).vector == 4
+
+
+# Machine code -------------------------------------------------------------------------------------
+
+KERNELS = {
+    "norm": samples.layer_norm("bf16", 384),
+    "norm of f64": samples.layer_norm("f64", 384),
+    "wide norm": samples.layer_norm("bf16", 768, residual=True),
+    "norm of several warps": samples.layer_norm("f32", 4096),
+    "softmax": samples.softmax("bf16"),
+    "gelu": samples.pointwise("bf16", "gelu", rank=2),
+    "columns": samples.column_sum("bf16", 384),
+    "embedding": samples.embedding("bf16", 384),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_spills_and_no_warnings(name: str) -> None:
+    kernel = GpuKernel(KERNELS[name].text, block=True, programmatic=True)
+    cubin = kernel.assemble()
+    [resources] = cubin.resources.values()
+    assert not cubin.warnings
+    assert resources.spill_store_bytes == resources.spill_load_bytes == resources.stack_bytes == 0
+    schedule = LoopSchedule.parse(kernel.variant)
+    assert resources.registers * schedule.threads * schedule.ctas <= 65536
+
+
+@pytest.mark.parametrize("element", FLOATS)
+@pytest.mark.parametrize("bounds", [(0, 300), (0, None)])
+def test_softmax_does_not_spill(element: str, bounds: tuple[int, int | None]) -> None:
+    sizes: Ranges = {0: (0, None), 1: bounds}
+    for variant in GpuKernel(samples.softmax(element).text, sizes=sizes).variants:
+        kernel = GpuKernel(samples.softmax(element).text, variant)
+        [resources] = kernel.assemble().resources.values()
+        assert resources.spill_store_bytes == 0, variant
+
+
+@sass.needs_nvdisasm
+@pytest.mark.parametrize("name", ["norm", "norm of several warps", "columns"])
+def test_instructions(name: str) -> None:
+    kernel = GpuKernel(KERNELS[name].text, block=True, programmatic=True)
+    [code] = sass.disassemble(kernel.assemble().data).values()
+    assert not code.local_memory
+    assert not code.read_never_written
+    assert code.count("SHFL") >= (10 if name != "columns" else 0)
+    assert (code.count("BAR") > 0) == (name != "norm")
+    assert code.count("LDG.E.64") + code.count("LDG.E.128") > 0 or name == "columns"
+
+
+# The interface ------------------------------------------------------------------------------------
+
+
+def test_parameters_are_pointers_and_sizes() -> None:
+    interface = GpuKernel(samples.layer_norm("bf16", 384).text, block=True).interface
+    assert {type(parameter) for parameter in interface.parameters} == {Pointer, Size}
+    assert interface.block
+    assert interface.grid.ctas_per_sm == 3
+    offsets = [parameter.offset for parameter in interface.parameters]
+    assert len(set(offsets)) == len(offsets)
+
+
+def test_grid_has_no_more_ctas_than_work() -> None:
+    """8 rows a CTA, of a kernel with parameters by value."""
+    interface = GpuKernel(samples.layer_norm("bf16", 384).text).interface
+    [(value, tile)] = interface.grid.tiles
+    units = Expr.parse(interface.values[value])
+    assert tile == 1
+    assert [units.evaluate([m, 0]) for m in (0, 1, 8, 9)] == [0, 1, 1, 2]
