@@ -1,0 +1,350 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The attention kernel: a tile of queries a CTA, block of keys after block of keys.
+
+::
+
+    for each tile of this CTA                 (batch, head, 64 or 128 queries)
+      start to copy queries, first keys and values
+      for each block of keys
+        wait for it; start to copy the next one into the other stage
+        scores = queries * keys               wgmma, both in shared memory
+        hide what is masked; softmax
+        sums = sums * .. + weights * values   wgmma, weights in registers
+      results = sums / totals
+
+Each warpgroup has 64 queries. It does all of a block's work alone, so that nothing but the arrival
+of a block is waited for together; what keeps the tensor cores busy during a softmax is another CTA
+on the same multiprocessor. With groups, warpgroups have the same queries and each a part of every
+block: then few queries are spread over more of the GPU, and the parts meet at the end (`exchange`).
+
+The grid is persistent. In block form it is fixed when the graph is made; CTAs without a tile leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlir.dialects import arith, gpu
+
+from shapejit.gpu.interface import Grid, KernelInterface
+from shapejit.passes.nvgpu import ptx as base_ptx
+from shapejit.passes.nvgpu.attention import ptx
+from shapejit.passes.nvgpu.attention.block import BlockStep, Placed
+from shapejit.passes.nvgpu.attention.exchange import exchange, exchange_bytes
+from shapejit.passes.nvgpu.attention.masks import ElementMask, KeyMask, Limits, Queries
+from shapejit.passes.nvgpu.attention.output import ResultStore
+from shapejit.passes.nvgpu.attention.problem import AttentionProblem
+from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
+from shapejit.passes.nvgpu.attention.softmax import Softmax, State
+from shapejit.passes.nvgpu.attention.tiles import Copy, Rows, Tile, TileCopy, start_copies
+from shapejit.passes.nvgpu.builder import (
+    Branches,
+    Num,
+    Value,
+    add,
+    and_,
+    ceildiv,
+    compare,
+    constant,
+    loop,
+    mul,
+    sub,
+    udiv,
+    umax,
+    urem,
+    value,
+    when,
+)
+from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, uniform
+from shapejit.passes.nvgpu.problem import Access
+from shapejit.passes.nvgpu.shared import SharedMemory
+from shapejit.passes.nvgpu.stores import publish_to_tma
+from shapejit.passes.nvgpu.target import WARPGROUP, Architecture
+from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
+
+_STAGES = 2
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """A kernel to be emitted.
+
+    Attributes:
+        name: of the module and function.
+        problem: what it computes.
+        schedule: how.
+        architecture: what it runs on.
+        block: whether its parameters lie in a parameter block.
+        programmatic: whether it may start before the kernel ahead of it ends.
+    """
+
+    name: str
+    problem: AttentionProblem
+    schedule: AttentionSchedule
+    architecture: Architecture
+    block: bool = False
+    programmatic: bool = False
+
+
+def emit(request: AttentionRequest) -> KernelInterface:
+    """Emits a kernel at the current point.
+
+    Raises:
+        LoweringError: the schedule needs more shared memory than there is.
+    """
+    return _Kernel(request).emit()
+
+
+class _Kernel:
+    def __init__(self, request: AttentionRequest) -> None:
+        self._problem, self._schedule = request.problem, request.schedule
+        self._count = WARPGROUP * request.schedule.warpgroups
+        self._function = KernelFunction(
+            request.name,
+            request.architecture,
+            threads=self._count,
+            block=request.block,
+            ctas_per_sm=request.schedule.ctas,
+            programmatic=request.programmatic,
+        )
+
+    # The kernel -----------------------------------------------------------------------------------
+
+    def emit(self) -> KernelInterface:
+        function = self._function
+        with function.body():
+            function.launch_dependents()
+            self._threads, units = Threads.read(), Units.read(1)
+            self._allocate()
+            self._plan()
+            # Known before the wait, also to LLVM, which would else compute it after that.
+            place = [base_ptx.unknown(value(each)) for each in self._place(units.unit)]
+            # All CTAs wait, also those without a tile: what comes after this kernel counts on it.
+            function.await_predecessors()
+            with loop(units.unit, self._tiles, units.units, place) as tiles:
+                after = add(tiles.index, units.units)
+                batch, head, first = tiles.carried
+                tiles.next = list(map(value, self._tile(batch, head, first, after)))
+            grid = self._grid()
+        return function.interface(grid, self._memory.bytes)
+
+    def _grid(self) -> Grid:
+        batch, heads, queries, *_ = map(self._function.value_number, self._problem.space)
+        tiles = ((batch, 1), (heads, 1), (queries, self._schedule.rows))
+        return Grid(tiles, self._schedule.ctas)
+
+    def _allocate(self) -> None:
+        """Shared memory, and who copies which part of it."""
+        problem, schedule, thread = self._problem, self._schedule, self._threads.thread
+        self._memory = memory = SharedMemory(self._function.architecture)
+        self._query_tile = Tile(schedule.rows, problem.head)
+        self._key_tile = Tile(schedule.block, problem.head)
+        self._value_tile = Tile(schedule.block, problem.value)
+        self._result_tile = Tile(schedule.rows, problem.value)
+        self._query_offset = memory.allocate(self._query_tile.bytes)
+        self._result_offset = self._query_offset
+        if self._result_tile.width != self._query_tile.width:
+            # Lines of one warp's results would lie in another one's queries.
+            self._result_offset = memory.allocate(self._result_tile.bytes)
+        self._key_offset = memory.allocate(_STAGES * self._key_tile.bytes)
+        self._value_offset = memory.allocate(_STAGES * self._value_tile.bytes)
+        behind = memory.bytes - self._key_offset
+        missing = exchange_bytes(schedule, self._sums) - behind
+        if missing > 0:
+            memory.allocate(missing)
+        self._copy_queries, self._copy_keys, self._copy_values = (
+            TileCopy(memory, tile, thread, self._count)
+            for tile in (self._query_tile, self._key_tile, self._value_tile)
+        )
+
+    @property
+    def _sums(self) -> int:
+        """Sums that a thread has."""
+        return self._value_tile.width // 2
+
+    def _plan(self) -> None:
+        """What is the same for all tiles."""
+        problem, schedule, function = self._problem, self._schedule, self._function
+        blocks = schedule.rows // ROWS
+        warpgroup = self._threads.warpgroup
+        self._block = urem(warpgroup, blocks) if blocks > 1 else 0
+        self._group = udiv(warpgroup, blocks) if schedule.groups > 1 else 0
+        self._fragment = Fragment.of(self._threads.warp, self._threads.lane)
+        self._limits = Limits(function, problem)
+        elements = self._key_mask = None
+        if problem.masks_keys:
+            assert problem.mask is not None
+            self._key_mask = KeyMask(
+                function, problem.mask, self._limits.keys, schedule.keys, self._threads.lane
+            )
+        elif problem.mask is not None:
+            elements = ElementMask(function, problem)
+        # The exponential's instruction multiplies by the scale, unless something is added between;
+        # the maximum of scaled scores is that of the scores only if the scale is positive.
+        is_scaled = problem.adds_mask or problem.scale <= 0
+        scale = 1.0 if is_scaled else problem.scale
+        self._softmax = Softmax(scale, is_scaled=is_scaled, polynomials=schedule.polynomials)
+        self._step = BlockStep(
+            problem,
+            schedule,
+            self._memory,
+            Placed(self._query_tile, self._query_offset),
+            Placed(self._key_tile, self._key_offset),
+            Placed(self._value_tile, self._value_offset),
+            self._block,
+            self._group,
+            self._limits,
+            self._key_mask,
+            elements,
+            self._softmax,
+        )
+        batch, heads, queries, *_ = map(function.size, problem.space)
+        self._heads, self._batches = heads, mul(batch, heads)
+        self._row_tiles = ceildiv(queries, schedule.rows)
+        self._tiles = mul(self._batches, self._row_tiles)
+        self._store = ResultStore(
+            self._memory,
+            self._result_offset,
+            self._result_tile,
+            self._threads,
+            self._block,
+            problem.element,
+        )
+
+    # A tile ---------------------------------------------------------------------------------------
+
+    def _place(self, tile: Num) -> tuple[Num, Num, Num]:
+        """Batch, head, and number of the tile's first query."""
+        if self._limits.is_causal:
+            # Late queries see more keys: those tiles come first.
+            turn = udiv(tile, self._batches)
+            row = sub(sub(self._row_tiles, 1), turn)
+            batch_head = sub(tile, mul(turn, self._batches))
+        else:
+            batch_head = udiv(tile, self._row_tiles)
+            row = sub(tile, mul(batch_head, self._row_tiles))
+        batch = udiv(batch_head, self._heads)
+        return batch, sub(batch_head, mul(batch, self._heads)), mul(row, self._schedule.rows)
+
+    def _tile(self, batch: Num, head: Num, first: Num, after: Num) -> tuple[Num, Num, Num]:
+        """Computes a tile; returns the place of the one after it."""
+        problem, schedule = self._problem, self._schedule
+        queries = self._rows(problem.q, batch, head, 2)
+        self._keys, self._values = (
+            self._rows(access, batch, head, 3) for access in (problem.k, problem.v)
+        )
+        start_copies([Copy(self._copy_queries, queries, first, self._query_offset)])
+        following = self._place(after)
+        mine = Queries(batch, head, add(first, mul(self._block, ROWS)), self._fragment)
+        most = self._limits.of_any(first, schedule.rows)
+        # One at least, so that queries have arrived before their place is used for results.
+        blocks = umax(ceildiv(most, schedule.block), 1)
+        state = self._attend(mine, blocks)
+        result = self._rows(problem.result, batch, head, 2)
+        if schedule.groups > 1:
+            place = (self._threads.thread, value(self._block), self._group)
+            state = exchange(self._memory, self._key_offset, schedule, self._softmax, place, state)
+            with when(compare("eq", self._group, 0)):
+                self._store.store(result, mine, self._softmax.results(state))
+        else:
+            self._store.store(result, mine, self._softmax.results(state))
+        gpu.barrier()  # before the next tile overwrites what others still read
+        return following
+
+    def _rows(self, access: Access, batch: Num, head: Num, dim: int) -> Rows:
+        count = self._function.size(self._problem.space[dim])
+        return Rows(self._function, access, batch, head, count)
+
+    def _copy_block(self, block: Num) -> None:
+        """Starts to copy a block of keys and values into its stage."""
+        first, stage = mul(block, self._schedule.block), and_(block, 1)
+        parts = (
+            (self._copy_keys, self._keys, self._key_tile, self._key_offset),
+            (self._copy_values, self._values, self._value_tile, self._value_offset),
+        )
+        start_copies(
+            [
+                Copy(copy, rows, first, add(mul(stage, tile.bytes), offset))
+                for copy, rows, tile, offset in parts
+            ]
+        )
+
+    # Blocks of keys -------------------------------------------------------------------------------
+
+    def _attend(self, queries: Queries, blocks: Num) -> State:
+        """What the queries see in all blocks.
+
+        Each turn starts the copy of a block and multiplies the one before, so that there is one
+        piece of code for either: short sequences take about as long as their code takes to fetch.
+        """
+        initial = State.initial(self._sums)
+        nothing = [constant(0)] * self._mask_words
+        with loop(0, add(blocks, 1), 1, [*nothing, *initial.values]) as turns:
+            turn = turns.index
+            has_block = compare("sgt", turn, 0)
+            with when(has_block):
+                # Nothing is on its way now that the fence would wait for. After the barrier all
+                # have read what the next copies overwrite.
+                ptx.await_copies(0)
+                publish_to_tma()
+                gpu.barrier()
+            with when(compare("slt", turn, blocks)):
+                self._copy_block(turn)
+                ptx.commit_copies()
+            words = self._load_mask(queries, turn)
+            seen, before = (
+                turns.carried[: self._mask_words],
+                turns.carried[self._mask_words :],
+            )
+            multiplies = Branches(has_block, [each.type for each in before])
+            with multiplies.then() as given:
+                state = self._see(queries, sub(turn, 1), seen, State.of(before))
+                given.extend(state.values)
+            with multiplies.otherwise() as given:
+                given.extend(before)
+            turns.next = [*words, *multiplies.results]
+        return State.of(turns.results[self._mask_words :])
+
+    @property
+    def _mask_words(self) -> int:
+        return self._key_mask.words if self._key_mask is not None else 0
+
+    def _first_key(self, block: Num) -> Num:
+        """The first key of this warpgroup's part of a block."""
+        start = mul(block, self._schedule.block)
+        return add(start, mul(self._group, self._schedule.keys))
+
+    def _load_mask(self, queries: Queries, block: Num) -> list[Value]:
+        if self._key_mask is None:
+            return []
+        return self._key_mask.load(queries.batch, queries.head, self._first_key(block))
+
+    def _see(self, queries: Queries, block: Num, loaded: Sequence[Value], state: State) -> State:
+        """The state after a block; what no query of the warpgroup sees is left out."""
+        first, words = self._first_key(block), []
+        conditions = []
+        if self._key_mask is not None:
+            words = self._key_mask.shared(loaded)
+            conditions.append(self._key_mask.sees_any(words))
+        if self._schedule.groups > 1 or self._limits.is_causal:
+            most = self._limits.of_any(queries.first, ROWS)
+            conditions.append(compare("slt", first, most))
+        if not conditions:
+            return self._step.emit(queries, first, self._stage(block), words, state)
+        sees = conditions[0]
+        for condition in conditions[1:]:
+            sees = arith.andi(sees, condition)
+        branches = Branches(sees, [each.type for each in state.values])
+        with branches.then() as given:
+            after = self._step.emit(queries, first, self._stage(block), words, state)
+            given.extend(after.values)
+        with branches.otherwise() as given:
+            given.extend(state.values)
+        return State.of(branches.results)
+
+    @staticmethod
+    def _stage(block: Num) -> Value:
+        """The stage of a block, uniform, as descriptors have to be."""
+        return uniform(and_(block, 1))

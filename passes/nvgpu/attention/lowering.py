@@ -1,0 +1,78 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a `shapejit.kernel` with an attention and a variant's name to a `gpu.module`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from shapejit.gpu.interface import KernelInterface
+from shapejit.passes.nvgpu.attention.choice import choose
+from shapejit.passes.nvgpu.attention.emitter import AttentionRequest, emit
+from shapejit.passes.nvgpu.attention.problem import attention_problem, is_attention
+from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.lowering import INTERFACE
+from shapejit.passes.nvgpu.target import Architecture
+
+__all__ = ["check", "choose", "lower", "serves"]
+
+
+def serves(kernel: Any) -> bool:
+    """Whether a ``shapejit.kernel`` is one with an attention."""
+    return is_attention(kernel)
+
+
+def check(kernel: Any) -> None:
+    """Checks that a kernel can be lowered, whatever the variant.
+
+    Raises:
+        LoweringError: it cannot.
+    """
+    attention_problem(kernel)
+
+
+def lower(
+    kernel: Any,
+    variant: str,
+    architecture: Architecture,
+    *,
+    block: bool = False,
+    programmatic: bool = False,
+    constant_weights: bool = False,
+) -> KernelInterface:
+    """Emits one variant of a kernel as a gpu module after the kernel.
+
+    Args:
+        kernel: ``shapejit.kernel`` with one attention.
+        variant: text of an `AttentionSchedule`.
+        architecture: what it runs on.
+        block: whether its parameters lie in a parameter block.
+        programmatic: whether it may start before the kernel ahead of it ends.
+        constant_weights: of no meaning here: attention has no weights to load ahead.
+
+    Raises:
+        LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
+    """
+    try:
+        schedule = AttentionSchedule.parse(variant)
+    except ValueError as error:
+        raise LoweringError(f"has a variant without a schedule: {error}") from error
+    name = ir.StringAttr(kernel.attributes["sym_name"]).value
+    request = AttentionRequest(
+        f"{name}__{schedule}",
+        attention_problem(kernel),
+        schedule,
+        architecture,
+        block=block,
+        programmatic=programmatic,
+    )
+    scratch = ir.Module.create(kernel.location)
+    with ir.InsertionPoint(scratch.body), kernel.location:
+        interface = emit(request)
+    [module] = (op.operation for op in scratch.body.operations)
+    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
+    module.move_after(kernel)
+    return interface

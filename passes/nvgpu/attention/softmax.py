@@ -1,0 +1,228 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The softmax of attention, block of keys by block of keys.
+
+A thread has two rows of a fragment: register i of scores or sums belongs to row ``i / 2 mod 2``. A
+row's maximum is the same in the four lanes that share it; its total is each lane's own part until
+the end. Where nothing was seen yet the maximum is minus infinity, and all weights are 0.
+
+Scores are scaled where their exponential is taken, by the same instruction that subtracts the
+maximum. Scores to which a mask was added are already scaled: then the maximum is subtracted first,
+since numbers such as the least f32, which masks hold, would overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, nvvm
+
+from shapejit.passes.nvgpu import ptx
+from shapejit.passes.nvgpu.builder import Value, constant, f32, i32, select
+
+_LOG2_E = math.log2(math.e)
+_INFINITY = math.inf
+# What is added to it rounds a number to an integer, in its last bits.
+_ROUNDING = 12582912.0
+# 2^x from -1/2 to 1/2, least relative error.
+_POWER = (0.05517167, 0.24261112, 0.69326099, 0.99992807)
+# Chains of additions or maxima that run side by side.
+_CHAINS = 4
+
+
+def number(value: float) -> Value:
+    """A constant, f32."""
+    return constant(float(value), f32())
+
+
+def row_of(register: int) -> int:
+    """Which of a thread's two rows a register belongs to."""
+    return register >> 1 & 1
+
+
+def across_row(function: Callable[[Value, Value], Value], value: Value) -> Value:
+    """Combines a value over the four lanes that share a row."""
+    kind = ir.Attribute.parse("#nvvm<shfl_kind bfly>")
+    for distance in (1, 2):
+        other = nvvm.shfl_sync(f32(), constant(-1), value, constant(distance), constant(31), kind)
+        value = function(value, other)
+    return value
+
+
+def _combine(function: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+    """All values combined, in a fixed order, in a few chains."""
+    chains = list(values[:_CHAINS])
+    for position, value in enumerate(values[_CHAINS:]):
+        chains[position % _CHAINS] = function(chains[position % _CHAINS], value)
+    while len(chains) > 1:
+        chains = [function(*chains[i : i + 2]) for i in range(0, len(chains), 2)]
+    return chains[0]
+
+
+def _exp2_polynomial(exponent: Value) -> Value:
+    """2 to the power of an f32 from minus infinity to 0, to 1e-4 of it; 2^-126 below that."""
+    exponent = arith.maxnumf(exponent, number(-126.0))
+    shifted = arith.addf(exponent, number(_ROUNDING))
+    fraction = arith.subf(exponent, arith.subf(shifted, number(_ROUNDING)))
+    power = number(_POWER[0])
+    for coefficient in _POWER[1:]:
+        power = ptx.fused(power, fraction, number(coefficient))
+    whole = arith.shli(arith.bitcast(i32(), shifted), constant(23))
+    return arith.bitcast(f32(), arith.addi(arith.bitcast(i32(), power), whole))
+
+
+def _is(predicate: str, lhs: Value, rhs: Value) -> Value:
+    return arith.cmpf(getattr(arith.CmpFPredicate, predicate), lhs, rhs)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a thread knows of its two rows: all f32.
+
+    Attributes:
+        maxima: of the scores so far.
+        totals: of the weights so far, in this lane's columns.
+        sums: of the weighted values so far.
+    """
+
+    maxima: list[Value]
+    totals: list[Value]
+    sums: list[Value]
+
+    @staticmethod
+    def initial(sums: int) -> State:
+        """Nothing seen yet."""
+        lowest, zero = number(-_INFINITY), number(0)
+        return State([lowest] * 2, [zero] * 2, [zero] * sums)
+
+    @property
+    def values(self) -> list[Value]:
+        """As loops carry it."""
+        return [*self.maxima, *self.totals, *self.sums]
+
+    @staticmethod
+    def of(values: Sequence[Value]) -> State:
+        """The inverse of `values`."""
+        return State(list(values[:2]), list(values[2:4]), list(values[4:]))
+
+
+def scaled(sums: Sequence[Value], factors: Sequence[Value]) -> list[Value]:
+    """Sums, each row's multiplied by its factor."""
+    return [arith.mulf(total, factors[row_of(register)]) for register, total in enumerate(sums)]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What scores make of a state: all f32.
+
+    Attributes:
+        weights: of the scores.
+        maxima, totals: of the state after them.
+        factors: what the sums of each row are to be multiplied by before weighted values are added.
+    """
+
+    weights: list[Value]
+    maxima: list[Value]
+    totals: list[Value]
+    factors: list[Value]
+
+
+class Softmax:
+    """Emits the arithmetic.
+
+    Args:
+        scale: of the scores, in the exponent; 1 for scores that are scaled already.
+        is_scaled: whether they are; an attribute too.
+        polynomials: one of so many weights is computed by a polynomial, since the unit for
+            exponentials is what the softmax waits for; 0 for none.
+    """
+
+    def __init__(self, scale: float, *, is_scaled: bool, polynomials: int = 0) -> None:
+        self._factor = number(scale * _LOG2_E)
+        self.is_scaled = is_scaled
+        self._polynomials = polynomials
+
+    def finite(self, maximum: Value) -> Value:
+        """What is subtracted from a row's scores: 0 where none was seen, so that exponents of what
+        was not seen stay minus infinity."""
+        is_empty = _is("OEQ", maximum, number(-_INFINITY))
+        return select(is_empty, number(0), maximum)
+
+    def weights(self, scores: Sequence[Value], state: State) -> Update:
+        """The weights of scores; the state's sums may still be on their way."""
+        columns = [
+            [score for register, score in enumerate(scores) if row_of(register) == row]
+            for row in range(2)
+        ]
+        maxima = [
+            arith.maxnumf(
+                state.maxima[row], across_row(arith.maxnumf, _combine(arith.maxnumf, columns[row]))
+            )
+            for row in range(2)
+        ]
+        shifts = [self._shift(maximum) for maximum in maxima]
+        weights = [
+            self._power(score, shifts[row_of(register)], self._is_polynomial(register))
+            for register, score in enumerate(scores)
+        ]
+        factors = [self._power(state.maxima[row], shifts[row]) for row in range(2)]
+        totals = [
+            ptx.fused(
+                state.totals[row],
+                factors[row],
+                _combine(arith.addf, [w for i, w in enumerate(weights) if row_of(i) == row]),
+            )
+            for row in range(2)
+        ]
+        return Update(weights, maxima, totals, factors)
+
+    def merge(self, state: State, other: State) -> State:
+        """The state of what either has seen."""
+        maxima = [
+            arith.maxnumf(mine, theirs)
+            for mine, theirs in zip(state.maxima, other.maxima, strict=True)
+        ]
+        shifts = [self._shift(maximum) for maximum in maxima]
+        factors, others = (
+            [self._power(each.maxima[row], shifts[row]) for row in range(2)]
+            for each in (state, other)
+        )
+        totals = [
+            ptx.fused(other.totals[row], others[row], arith.mulf(state.totals[row], factors[row]))
+            for row in range(2)
+        ]
+        sums = [
+            ptx.fused(theirs, others[row_of(register)], mine)
+            for register, (mine, theirs) in enumerate(
+                zip(scaled(state.sums, factors), other.sums, strict=True)
+            )
+        ]
+        return State(maxima, totals, sums)
+
+    def _shift(self, maximum: Value) -> Value:
+        """What `_power` subtracts."""
+        finite = self.finite(maximum)
+        return finite if self.is_scaled else arith.negf(arith.mulf(finite, self._factor))
+
+    def _is_polynomial(self, register: int) -> bool:
+        return self._polynomials > 0 and register % self._polynomials == self._polynomials - 1
+
+    def _power(self, score: Value, shift: Value, is_polynomial: bool = False) -> Value:
+        """e to the power of a scaled score less the maximum."""
+        if self.is_scaled:
+            exponent = arith.mulf(arith.subf(score, shift), self._factor)
+        else:
+            exponent = ptx.fused(score, self._factor, shift)
+        return _exp2_polynomial(exponent) if is_polynomial else ptx.exp2_flushed(exponent)
+
+    def results(self, state: State) -> list[Value]:
+        """The weighted means; 0 for a row that has seen nothing."""
+        inverses = []
+        for total in state.totals:
+            whole = across_row(arith.addf, total)
+            is_empty = _is("OEQ", whole, number(0))
+            inverses.append(select(is_empty, number(0), ptx.reciprocal_flushed(whole)))
+        return scaled(state.sums, inverses)

@@ -1,0 +1,178 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention kernels on a GPU: every kind at every kind of size, in both forms, repeatable."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlir")
+
+from torch import Tensor  # noqa: E402
+
+from shapejit.gpu.device import Device  # noqa: E402
+from shapejit.gpu.launch import Kernel  # noqa: E402
+from shapejit.gpu.module import Module  # noqa: E402
+from shapejit.symbolic import Expr  # noqa: E402
+from unit.simulated_attention import Attention, LoweredAttention  # noqa: E402
+
+SCHEDULES = [
+    "tiles_64x32_c4",
+    "tiles_64x64_c2",
+    "tiles_64x128_c1",
+    "tiles_128x64_c1",
+    "tiles_192x32_c1",
+    "tiles_256x32_c1",
+    "tiles_64x64_g2_c1",
+    "tiles_64x32_g4_c1",
+    "tiles_128x32_g2_c1",
+]
+VARIANTS = {
+    "padding mask": Attention(3, mask="i1"),
+    "heads of one tensor": Attention(12, layout="packed", mask="i1"),
+    "causal": Attention(2, d=64, causal="0"),
+    "causal and mask": Attention(2, mask="i1", causal="s2 - s1"),
+    "first queries see nothing": Attention(2, causal="-3"),
+    "heads of 128, grouped": Attention(8, 2, d=128, causal="s2 - s1"),
+    "heads first": Attention(4, d=64, layout="bhm"),
+    "keys transposed": Attention(2, layout="bhdm"),
+    "full bool mask": Attention(2, mask="i1", mask_shape="s0, 2, s1, s2"),
+    "float mask": Attention(2, d=64, mask="f32", mask_shape="1, 1, s1, s2"),
+    "float mask of keys": Attention(2, mask="bf16"),
+    "f16": Attention(2, element="f16", mask="i1"),
+    "odd heads": Attention(3, d=20, dv=40),
+    "rows that start anywhere": Attention(3, d=7, dv=5, mask="i1"),
+    "heads of 80": Attention(2, d=80),
+    "negative scale": Attention(2, scale=-0.3),
+}
+SIZES = [
+    (1, 1, 1), (0, 3, 4), (2, 0, 3), (2, 3, 0), (3, 64, 64), (2, 65, 129), (1, 300, 333),
+    (5, 17, 31), (32, 128, 256), (2, 1000, 777), (1, 4097, 2050),
+]  # fmt: skip
+
+
+class Loaded:
+    """A kernel on the device, and calls of it with results that are poisoned before."""
+
+    def __init__(self, device: Device, attention: Attention, variant: str, block: bool) -> None:
+        self._attention = attention
+        code = LoweredAttention(attention, variant, block, block)
+        self.kernel = Kernel(code.interface, Module(code.assemble().data, device))
+
+    def __call__(self, inputs: Sequence[Tensor], b: int, m: int, n: int) -> Tensor:
+        """The result; nothing is written behind it."""
+        empty = self._attention.result(b, m)
+        poison = torch.full((empty.numel() + 4096,), float("nan"), dtype=empty.dtype)
+        memory = poison.cuda()
+        interface = self.kernel.interface
+        values = [Expr.parse(value).evaluate([b, m, n]) for value in interface.values]
+        addresses = [tensor.data_ptr() for tensor in (*inputs, memory)]
+        stream = torch.cuda.current_stream().cuda_stream
+        if interface.block:
+            entry = torch.zeros(interface.block_bytes, dtype=torch.uint8).pin_memory()
+            self.kernel.fill_block(addresses, values, entry.data_ptr(), None)
+            self.kernel.launch_block((resident := entry.cuda()).data_ptr(), stream)
+            torch.cuda.synchronize()
+            del resident
+        else:
+            self.kernel.launch(addresses, values, stream)
+            torch.cuda.synchronize()
+        assert memory[empty.numel() :].isnan().all(), "wrote behind the result"
+        return memory[: empty.numel()].view(empty.shape)
+
+
+@functools.cache
+def loaded(device: Device, attention: Attention, variant: str, block: bool) -> Loaded:
+    return Loaded(device, attention, variant, block)
+
+
+def check(kernel: Loaded, attention: Attention, sizes: tuple[int, int, int]) -> str:
+    """What is wrong at a size; nothing if all is well. Compared with float64."""
+    b, m, n = sizes
+    if attention.layout == "packed":
+        n = m
+    torch.manual_seed(b * 1000003 + m * 1009 + n)
+    inputs = attention.inputs(b, m, n)
+    resident = [each.cuda() for each in inputs]
+    first, second = (kernel(resident, b, m, n) for _ in range(2))
+    if not torch.equal(first.view(torch.int16), second.view(torch.int16)):
+        return f"{sizes} varies"
+    expected = attention.reference(resident, b, m, n)
+    if not expected.numel():
+        return ""
+    allowed = attention.allowed(resident, expected)
+    worst = ((first.double() - expected).abs() - allowed).max().item()
+    return "" if worst <= 0 else f"{sizes} is {worst} too far off"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(device: Device, schedule: str) -> None:
+    wrong = []
+    attention = VARIANTS["padding mask"]
+    for block in (False, True):
+        kernel = loaded(device, attention, schedule, block)
+        assert not kernel.kernel.local_bytes, "spills"
+        wrong += [check(kernel, attention, sizes) for sizes in SIZES]
+    assert not list(filter(None, wrong))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("schedule", ["tiles_64x64_c2", "tiles_128x64_c1", "tiles_64x64_g2_c1"])
+def test_variants(device: Device, name: str, schedule: str) -> None:
+    attention = VARIANTS[name]
+    kernel = loaded(device, attention, schedule, False)
+    generator = random.Random(f"{name} {schedule}")
+    sizes = [*SIZES[:9]]
+    for _ in range(8):
+        lengths = [generator.choice([64, 128, 512]), generator.choice([64, 256, 1024])]
+        sizes.append((generator.randint(1, 4), *(generator.randint(1, each) for each in lengths)))
+    wrong = [check(kernel, attention, each) for each in sizes]
+    assert not list(filter(None, wrong))
+
+
+def test_misaligned_operands(device: Device) -> None:
+    """Operands of which one starts at an odd element."""
+    attention, sizes = VARIANTS["padding mask"], (2, 70, 90)
+    kernel = loaded(device, attention, "tiles_64x64_c2", False)
+    torch.manual_seed(0)
+    inputs = [each.cuda() for each in attention.inputs(*sizes)]
+    expected = kernel(inputs, *sizes)
+    for number in range(3):
+        moved = list(inputs)
+        room = torch.empty(inputs[number].numel() + 1, dtype=inputs[number].dtype, device="cuda")
+        moved[number] = room[1:].view(inputs[number].shape).copy_(inputs[number])
+        assert torch.equal(kernel(moved, *sizes), expected)
+
+
+def test_captured(device: Device) -> None:
+    """Launches in a CUDA graph, one after the other, each reading what the one before wrote."""
+    attention = Attention(2, d=64)
+    kernel = Loaded(device, attention, "tiles_64x64_c2", False).kernel
+    tensors = [torch.randn(2, 100, 128, device="cuda").bfloat16() for _ in range(3)]
+    values = [Expr.parse(value).evaluate([2, 100, 100]) for value in kernel.interface.values]
+
+    def chain() -> Tensor:
+        query = tensors[0]
+        for _ in range(20):
+            out = torch.empty_like(query)
+            operands = [query, *tensors[1:], out]
+            addresses = [each.data_ptr() for each in operands]
+            kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
+            query = out
+        return query
+
+    expected = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = chain()
+    for _ in range(3):
+        result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
