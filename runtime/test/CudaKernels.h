@@ -21,7 +21,9 @@ struct Gemm {
   static constexpr const char *kImage = "fake\n"
                                         "gemm 168 1024 384 128 128 128 4 4 4\n"
                                         "gemm_scratch 168 1024 384 128 128 128 4 4 8 8\n"
-                                        "gemm_block 168 1024 384 8\n";
+                                        "gemm_block 168 1024 384 8\n"
+                                        "head_32 16 0 1024 8 8 8 4 256\n"
+                                        "head_64 16 0 1024 8 8 8 4 512\n";
 
   std::vector<const char *> names = {"s0", "n", "k", "lda", "ldb", "ldc"};
   std::vector<ShapejitRtCudaTile> tiles = {{0, 128}, {1, 256}};

@@ -7,6 +7,9 @@
 // checks how it is called, and fails on demand. A module's image is text: the line "fake", then a
 // line for each function with its name, its registers, its static shared memory, the most threads
 // of a CTA, and the bytes of each parameter.
+//
+// Functions whose names begin with "head_" are head kernels of programs, and do run: what they
+// write can be compared with what launches without a graph are given.
 
 #ifndef SHAPEJIT_RT_TEST_FAKE_CUDA_H
 #define SHAPEJIT_RT_TEST_FAKE_CUDA_H
@@ -24,8 +27,9 @@ struct FakeLaunch {
   uint32_t parameters;
   void *stream;
   void *graph;               ///< that it was captured into; null if it was not
+  void *executable;          ///< the executable graph that ran it; null if none did
   uint32_t offsets[64];      ///< of the parameters in `bytes`
-  unsigned char bytes[4096]; ///< the parameters, one after the other
+  unsigned char bytes[4096]; ///< the parameters, one after the other, as far as there is room
 };
 
 /// A tensor map, as the fake encodes it into 128 bytes.
@@ -73,6 +77,11 @@ void fakeSetContext(int device);
 int fakeContext(void);
 
 int fakeModules(void);
+int fakeGraphs(void); ///< that the library made
+int fakeEvents(void);
+int fakeExecutables(void); ///< executable graphs
+/// Runs a graph that fakeEndCapture() gave, as an executable made from it would.
+void fakeGraphReplay(void *graph);
 int64_t fakeMemory(void); ///< bytes that are allocated
 /// What was done that must not be, one sentence a line; empty if nothing.
 const char *fakeViolations(void);

@@ -110,6 +110,24 @@ SAME_FIELD(abi::LaunchConfig, hStream, CUlaunchConfig, hStream);
 SAME_FIELD(abi::LaunchConfig, attrs, CUlaunchConfig, attrs);
 SAME_FIELD(abi::LaunchConfig, numAttrs, CUlaunchConfig, numAttrs);
 
+SAME(abi::kPortProgrammatic, CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC);
+SAME(abi::kPortDefault, CU_GRAPH_KERNEL_NODE_PORT_DEFAULT);
+SAME(abi::kDependencyProgrammatic, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
+SAME(abi::kDependencyDefault, CU_GRAPH_DEPENDENCY_TYPE_DEFAULT);
+SAME_SIZE(abi::GraphEdgeData, CUgraphEdgeData);
+SAME_FIELD(abi::GraphEdgeData, from_port, CUgraphEdgeData, from_port);
+SAME_FIELD(abi::GraphEdgeData, to_port, CUgraphEdgeData, to_port);
+SAME_FIELD(abi::GraphEdgeData, type, CUgraphEdgeData, type);
+SAME_SIZE(abi::KernelNodeParams, CUDA_KERNEL_NODE_PARAMS_v2);
+SAME_FIELD(abi::KernelNodeParams, func, CUDA_KERNEL_NODE_PARAMS_v2, func);
+SAME_FIELD(abi::KernelNodeParams, gridDimX, CUDA_KERNEL_NODE_PARAMS_v2, gridDimX);
+SAME_FIELD(abi::KernelNodeParams, blockDimX, CUDA_KERNEL_NODE_PARAMS_v2, blockDimX);
+SAME_FIELD(abi::KernelNodeParams, sharedMemBytes, CUDA_KERNEL_NODE_PARAMS_v2, sharedMemBytes);
+SAME_FIELD(abi::KernelNodeParams, kernelParams, CUDA_KERNEL_NODE_PARAMS_v2, kernelParams);
+SAME_FIELD(abi::KernelNodeParams, extra, CUDA_KERNEL_NODE_PARAMS_v2, extra);
+SAME_FIELD(abi::KernelNodeParams, kern, CUDA_KERNEL_NODE_PARAMS_v2, kern);
+SAME_FIELD(abi::KernelNodeParams, ctx, CUDA_KERNEL_NODE_PARAMS_v2, ctx);
+
 // Functions: as many parameters, each of the same size and kind. A missing variant does not
 // compile.
 

@@ -6,6 +6,7 @@
 #include "FakeCuda.h"
 
 #include "../lib/cuda/Abi.h"
+#include "HeadTwin.h"
 
 #include <algorithm>
 #include <atomic>
@@ -43,8 +44,36 @@ struct abi::UserObjectHandle {
   void (*destroy)(void *);
   int references;
 };
+/// A kernel node: a launch without its stream.
+struct Node {
+  abi::Function function;
+  abi::LaunchConfig config;
+  uint32_t cluster, programmatic;
+  std::vector<std::vector<unsigned char>> parameters;
+};
+
+/// User objects of a graph and of what was instantiated from it, ended with the last of these.
+struct Held {
+  std::vector<abi::UserObjectHandle *> objects;
+  ~Held();
+};
+struct abi::GraphNodeHandle {
+  abi::GraphHandle *graph;
+  size_t number;
+};
 struct abi::GraphHandle {
-  std::vector<abi::UserObjectHandle *> held;
+  std::shared_ptr<Held> held = std::make_shared<Held>();
+  std::vector<Node> nodes;
+  std::deque<abi::GraphNodeHandle> handles; ///< of the nodes, if they were added one by one
+  size_t edges = 0;
+};
+struct abi::GraphExecHandle {
+  abi::GraphHandle *source;
+  std::shared_ptr<Held> held;
+  std::vector<Node> nodes;
+};
+struct abi::EventHandle {
+  unsigned long long stream = 0; ///< where it was recorded last
 };
 struct abi::StreamHandle {
   abi::ContextHandle *context;
@@ -55,6 +84,18 @@ struct abi::StreamHandle {
   std::thread::id capturer{};
   bool spoiled = false;
 };
+
+static thread_local bool inDestructor = false;
+
+Held::~Held() {
+  std::thread([this] {
+    inDestructor = true;
+    for (abi::UserObjectHandle *object : objects) {
+      object->destroy(object->object);
+      delete object;
+    }
+  }).join();
+}
 
 namespace {
 
@@ -70,7 +111,6 @@ abi::ContextHandle contexts[kDevices] = {{0}, {1}};
 abi::StreamHandle legacyStreams[kDevices] = {{&contexts[0], 1}, {&contexts[1], 2}};
 thread_local std::vector<abi::ContextHandle *> stack;
 thread_local abi::CaptureMode threadMode = abi::kCaptureGlobal;
-thread_local bool inDestructor = false;
 
 struct Failure {
   int result, skipped;
@@ -81,6 +121,9 @@ std::string violations;
 std::deque<FakeLaunch> launches;
 std::set<abi::ModuleHandle *> modules;
 std::set<abi::StreamHandle *> streams;
+std::set<abi::EventHandle *> events;
+std::set<abi::GraphHandle *> graphs;
+std::set<abi::GraphExecHandle *> executables;
 std::map<abi::Address, size_t> memory;
 std::atomic<int> version{13000};
 std::atomic<bool> holdsLaunches{false};
@@ -328,33 +371,58 @@ abi::Result cuOccupancyMaxActiveClusters(int *clusters, abi::Function,
   return 0;
 }
 
-void record(const abi::LaunchConfig &config, abi::Function function, void **parameters,
-            abi::StreamHandle *stream) {
+Node nodeOf(const abi::LaunchConfig &config, abi::Function function, void **parameters) {
+  Node node = {function, config, 0, 0, {}};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == abi::kClusterDimension)
+      node.cluster = config.attrs[i].value.clusterDim.x;
+    if (config.attrs[i].id == abi::kProgrammaticStreamSerialization)
+      node.programmatic =
+          static_cast<uint32_t>(config.attrs[i].value.programmaticStreamSerializationAllowed);
+  }
+  node.config.attrs = nullptr;
+  for (size_t i = 0; i < function->parameters.size(); ++i) {
+    auto *from = static_cast<const unsigned char *>(parameters[i]);
+    node.parameters.emplace_back(from, from + function->parameters[i]);
+  }
+  return node;
+}
+
+void record(const Node &node, abi::Stream stream, abi::GraphHandle *graph,
+            abi::GraphExecHandle *executable) {
   FakeLaunch launch = {};
-  snprintf(launch.entry, sizeof(launch.entry), "%s", function->name.c_str());
+  const abi::LaunchConfig &config = node.config;
+  snprintf(launch.entry, sizeof(launch.entry), "%s", node.function->name.c_str());
   const uint32_t grid[] = {config.gridDimX, config.gridDimY, config.gridDimZ};
   const uint32_t block[] = {config.blockDimX, config.blockDimY, config.blockDimZ};
   std::copy(grid, grid + 3, launch.grid);
   std::copy(block, block + 3, launch.block);
   launch.sharedBytes = config.sharedMemBytes;
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == abi::kClusterDimension)
-      launch.cluster = config.attrs[i].value.clusterDim.x;
-    if (config.attrs[i].id == abi::kProgrammaticStreamSerialization)
-      launch.programmatic =
-          static_cast<uint32_t>(config.attrs[i].value.programmaticStreamSerializationAllowed);
-  }
-  launch.stream = config.hStream;
-  launch.graph = stream->graph;
-  uint32_t used = 0;
-  for (size_t bytes : function->parameters) {
-    memcpy(launch.bytes + used, parameters[launch.parameters], bytes);
-    launch.offsets[launch.parameters++] = used;
-    used += static_cast<uint32_t>(bytes);
+  launch.cluster = node.cluster;
+  launch.programmatic = node.programmatic;
+  launch.stream = stream;
+  launch.graph = graph;
+  launch.executable = executable;
+  size_t used = 0;
+  for (const std::vector<unsigned char> &parameter : node.parameters) {
+    launch.offsets[launch.parameters++] = static_cast<uint32_t>(used);
+    memcpy(launch.bytes + used, parameter.data(),
+           std::min(parameter.size(), sizeof(launch.bytes) - used));
+    used = std::min(used + parameter.size(), sizeof(launch.bytes));
   }
   if (launches.size() == 10000)
     launches.pop_front();
   launches.push_back(launch);
+}
+
+/// What a kernel does, if it is one that runs.
+void execute(const Node &node) {
+  if (node.function->name.rfind("head_", 0) != 0)
+    return;
+  std::vector<const void *> parameters;
+  for (const std::vector<unsigned char> &parameter : node.parameters)
+    parameters.push_back(parameter.data());
+  runHead(parameters.data(), node.config.gridDimX * node.config.blockDimX);
 }
 
 abi::Result cuLaunchKernelEx(const abi::LaunchConfig *config, abi::Function function,
@@ -367,17 +435,19 @@ abi::Result cuLaunchKernelEx(const abi::LaunchConfig *config, abi::Function func
   abi::StreamHandle *stream = resolve(config->hStream);
   if (!stream || stream->context != current() || function->module->context != current())
     return abi::kInvalidHandle;
-  uint32_t cluster = 1;
-  for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == abi::kClusterDimension)
-      cluster = config->attrs[i].value.clusterDim.x;
+  Node node = nodeOf(*config, function, parameters);
+  uint32_t cluster = std::max(node.cluster, 1u);
   if (extra || config->gridDimX == 0 || config->gridDimX % cluster != 0 ||
       static_cast<int>(config->sharedMemBytes) > function->dynamicSharedBytes ||
       (cluster > 8 && !function->nonPortable))
     return kInvalidValue;
   if (stream->spoiled)
     return kCaptureInvalidatedResult;
-  record(*config, function, parameters, stream);
+  record(node, config->hStream, stream->graph, nullptr);
+  if (stream->graph)
+    stream->graph->nodes.push_back(node);
+  else
+    execute(node);
   return 0;
 }
 
@@ -447,12 +517,66 @@ abi::Result cuMemsetD8Async(abi::Address address, unsigned char value, size_t by
   return 0;
 }
 
+abi::Result cuMemcpyHtoDAsync(abi::Address to, const void *from, size_t bytes, abi::Stream handle) {
+  ENTER(cuMemcpyHtoDAsync);
+  abi::StreamHandle *stream = resolve(handle);
+  if (!stream || stream->context != current())
+    return abi::kInvalidHandle;
+  if (stream->graph)
+    violate("a copy was captured");
+  auto found = memory.find(to);
+  if (found == memory.end() || bytes > found->second)
+    violate("a copy reaches beyond its buffer");
+  else
+    memcpy(reinterpret_cast<void *>(to), from, bytes);
+  return 0;
+}
+
 abi::Result cuStreamCreate(abi::Stream *stream, unsigned flags) {
   ENTER_UNSAFE(cuStreamCreate);
   if (flags != abi::kStreamNonBlocking)
     violate("a stream of the library waits for the default stream");
   *stream = new abi::StreamHandle{current(), nextId++};
   streams.insert(*stream);
+  return 0;
+}
+
+abi::Result cuEventCreate(abi::Event *event, unsigned flags) {
+  ENTER_UNSAFE(cuEventCreate);
+  if (flags != abi::kEventDisableTiming)
+    return kInvalidValue;
+  *event = *events.insert(new abi::EventHandle).first;
+  return 0;
+}
+
+abi::Result cuEventRecord(abi::Event event, abi::Stream handle) {
+  ENTER(cuEventRecord);
+  abi::StreamHandle *stream = resolve(handle);
+  if (!events.count(event) || !stream || stream->context != current())
+    return abi::kInvalidHandle;
+  if (stream->graph)
+    violate("an event was recorded in a capture");
+  event->stream = stream->id;
+  return 0;
+}
+
+abi::Result cuStreamWaitEvent(abi::Stream handle, abi::Event event, unsigned flags) {
+  ENTER(cuStreamWaitEvent);
+  abi::StreamHandle *stream = resolve(handle);
+  if (!events.count(event) || flags || !stream)
+    return abi::kInvalidHandle;
+  if (!event->stream)
+    violate("a stream waits for an event that was never recorded");
+  return 0;
+}
+
+abi::Result cuEventDestroy(abi::Event event) {
+  ENTER(cuEventDestroy);
+  if (!events.erase(event)) {
+    violate("an event was destroyed twice");
+    return kInvalidValue;
+  }
+  delete event;
   return 0;
 }
 
@@ -520,7 +644,152 @@ abi::Result cuGraphRetainUserObject(abi::Graph graph, abi::UserObject object, un
   ENTER(cuGraphRetainUserObject);
   if (count != 1 || flags != abi::kGraphUserObjectMove)
     return kInvalidValue;
-  graph->held.push_back(object);
+  graph->held->objects.push_back(object);
+  return 0;
+}
+
+abi::Result cuGraphCreate(abi::Graph *graph, unsigned flags) {
+  ENTER(cuGraphCreate);
+  if (flags)
+    return kInvalidValue;
+  *graph = *graphs.insert(new abi::GraphHandle).first;
+  return 0;
+}
+
+Node nodeOf(const abi::KernelNodeParams &params) {
+  abi::LaunchConfig config = {};
+  config.gridDimX = params.gridDimX;
+  config.gridDimY = params.gridDimY;
+  config.gridDimZ = params.gridDimZ;
+  config.blockDimX = params.blockDimX;
+  config.blockDimY = params.blockDimY;
+  config.blockDimZ = params.blockDimZ;
+  config.sharedMemBytes = params.sharedMemBytes;
+  return nodeOf(config, params.func, params.kernelParams);
+}
+
+abi::Result cuGraphAddKernelNode(abi::GraphNode *node, abi::Graph graph, const abi::GraphNode *,
+                                 size_t dependencies, const abi::KernelNodeParams *params) {
+  ENTER(cuGraphAddKernelNode);
+  if (!graphs.count(graph) || dependencies || params->extra || params->kern ||
+      params->gridDimX == 0 ||
+      static_cast<int>(params->sharedMemBytes) > params->func->dynamicSharedBytes)
+    return kInvalidValue;
+  if (params->func->module->context != current())
+    return abi::kInvalidHandle;
+  graph->handles.push_back({graph, graph->nodes.size()});
+  graph->nodes.push_back(nodeOf(*params));
+  *node = &graph->handles.back();
+  return 0;
+}
+
+abi::Result cuGraphKernelNodeSetAttribute(abi::GraphNode node, abi::LaunchAttributeId attribute,
+                                          const abi::LaunchAttributeValue *value) {
+  ENTER(cuGraphKernelNodeSetAttribute);
+  if (attribute != abi::kClusterDimension || !graphs.count(node->graph))
+    return kInvalidValue;
+  Node &made = node->graph->nodes[node->number];
+  made.cluster = value->clusterDim.x;
+  return made.config.gridDimX % made.cluster == 0 ? 0 : kInvalidValue;
+}
+
+/// Nodes form a chain: each one waits for the one that was added before it.
+abi::Result cuGraphAddDependencies(abi::Graph graph, const abi::GraphNode *from,
+                                   const abi::GraphNode *to, const abi::GraphEdgeData *edges,
+                                   size_t count) {
+  ENTER(cuGraphAddDependencies);
+  for (size_t i = 0; i < count; ++i) {
+    if (from[i]->graph != graph || to[i]->graph != graph || edges[i].to_port ||
+        (edges[i].type == abi::kDependencyProgrammatic) !=
+            (edges[i].from_port == abi::kPortProgrammatic))
+      return kInvalidValue;
+    if (to[i]->number != from[i]->number + 1)
+      violate("an edge leaves the chain of a graph");
+    ++graph->edges;
+    graph->nodes[to[i]->number].programmatic = edges[i].type == abi::kDependencyProgrammatic;
+  }
+  return 0;
+}
+
+abi::Result cuGraphInstantiateWithFlags(abi::GraphExec *executable, abi::Graph graph,
+                                        unsigned long long flags) {
+  ENTER_UNSAFE(cuGraphInstantiateWithFlags);
+  if (flags || !graphs.count(graph))
+    return kInvalidValue;
+  if (graph->edges + 1 != graph->nodes.size())
+    violate("a graph is no chain");
+  *executable = new abi::GraphExecHandle{graph, graph->held, graph->nodes};
+  executables.insert(*executable);
+  return 0;
+}
+
+abi::Result cuGraphUpload(abi::GraphExec executable, abi::Stream stream) {
+  ENTER(cuGraphUpload);
+  return executables.count(executable) && resolve(stream) ? 0 : kInvalidValue;
+}
+
+void replay(const std::vector<Node> &nodes, abi::Stream stream, abi::GraphExecHandle *executable) {
+  for (const Node &node : nodes) {
+    record(node, stream, nullptr, executable);
+    execute(node);
+  }
+}
+
+abi::Result cuGraphLaunch(abi::GraphExec executable, abi::Stream handle) {
+  ++heldLaunches;
+  while (holdsLaunches)
+    std::this_thread::yield();
+  --heldLaunches;
+  ENTER(cuGraphLaunch);
+  abi::StreamHandle *stream = resolve(handle);
+  if (!executables.count(executable) || !stream || stream->context != current())
+    return abi::kInvalidHandle;
+  if (stream->graph)
+    violate("an executable graph was launched into a capture");
+  replay(executable->nodes, handle, executable);
+  return 0;
+}
+
+abi::Result cuGraphExecKernelNodeSetParams(abi::GraphExec executable, abi::GraphNode node,
+                                           const abi::KernelNodeParams *params) {
+  ENTER(cuGraphExecKernelNodeSetParams);
+  if (!executables.count(executable))
+    return abi::kInvalidHandle;
+  if (!graphs.count(executable->source) || node->graph != executable->source) {
+    violate("a node is changed whose graph is gone");
+    return kInvalidValue;
+  }
+  if (params->extra || params->kern)
+    return kInvalidValue;
+  executable->nodes[node->number] = nodeOf(*params);
+  return 0;
+}
+
+abi::Result cuGraphExecDestroy(abi::GraphExec executable) {
+  std::shared_ptr<Held> held; // ended without the lock
+  {
+    ENTER(cuGraphExecDestroy);
+    if (!executables.erase(executable)) {
+      violate("an executable graph was destroyed twice");
+      return kInvalidValue;
+    }
+    held = executable->held;
+    delete executable;
+  }
+  return 0;
+}
+
+abi::Result cuGraphDestroy(abi::Graph graph) {
+  std::shared_ptr<Held> held;
+  {
+    ENTER(cuGraphDestroy);
+    if (!graphs.erase(graph)) {
+      violate("a graph was destroyed twice");
+      return kInvalidValue;
+    }
+    held = graph->held;
+    delete graph;
+  }
   return 0;
 }
 
@@ -559,14 +828,29 @@ const Entry table[] = {
     FUNCTION(cuMemAlloc, 3020),
     FUNCTION(cuMemFree, 3020),
     FUNCTION(cuMemsetD8Async, 3020),
+    FUNCTION(cuMemcpyHtoDAsync, 3020),
     FUNCTION(cuStreamCreate, 2000),
     FUNCTION(cuStreamSynchronize, 2000),
+    FUNCTION(cuStreamWaitEvent, 3020),
+    FUNCTION(cuEventCreate, 2000),
+    FUNCTION(cuEventRecord, 2000),
+    FUNCTION(cuEventDestroy, 4000),
     FUNCTION(cuStreamGetId, 12000),
     FUNCTION(cuStreamGetCaptureInfo, 11030),
     FUNCTION(cuThreadExchangeStreamCaptureMode, 10010),
     FUNCTION(cuUserObjectCreate, 11030),
     FUNCTION(cuUserObjectRelease, 11030),
     FUNCTION(cuGraphRetainUserObject, 11030),
+    FUNCTION(cuGraphCreate, 10000),
+    FUNCTION(cuGraphAddKernelNode, 12000),
+    FUNCTION(cuGraphKernelNodeSetAttribute, 11000),
+    FUNCTION(cuGraphAddDependencies, 12030),
+    FUNCTION(cuGraphInstantiateWithFlags, 11040),
+    FUNCTION(cuGraphUpload, 11010),
+    FUNCTION(cuGraphLaunch, 10000),
+    FUNCTION(cuGraphExecKernelNodeSetParams, 12000),
+    FUNCTION(cuGraphExecDestroy, 10000),
+    FUNCTION(cuGraphDestroy, 10000),
 };
 
 } // namespace
@@ -673,16 +957,11 @@ void *fakeEndCapture(void *handle) {
   return nullptr;
 }
 
-void fakeGraphDestroy(void *handle) {
-  auto *graph = static_cast<abi::GraphHandle *>(handle);
-  std::thread([graph] {
-    inDestructor = true;
-    for (abi::UserObjectHandle *object : graph->held) {
-      object->destroy(object->object);
-      delete object;
-    }
-  }).join();
-  delete graph;
+void fakeGraphDestroy(void *handle) { delete static_cast<abi::GraphHandle *>(handle); }
+
+void fakeGraphReplay(void *handle) {
+  Locked locked(lock);
+  replay(static_cast<abi::GraphHandle *>(handle)->nodes, nullptr, nullptr);
 }
 
 void fakeSetContext(int device) {
@@ -696,6 +975,21 @@ int fakeContext(void) { return current() ? current()->device : -1; }
 int fakeModules(void) {
   Locked locked(lock);
   return static_cast<int>(modules.size());
+}
+
+int fakeGraphs(void) {
+  Locked locked(lock);
+  return static_cast<int>(graphs.size());
+}
+
+int fakeEvents(void) {
+  Locked locked(lock);
+  return static_cast<int>(events.size());
+}
+
+int fakeExecutables(void) {
+  Locked locked(lock);
+  return static_cast<int>(executables.size());
 }
 
 int64_t fakeMemory(void) {

@@ -42,6 +42,19 @@ COPY_BLOCK = KernelInterface(
     block_bytes=320,
 )
 
+DUMP_BLOCK = KernelInterface(
+    entry="dump_block",
+    threads=32,
+    shared_bytes=0,
+    cluster=1,
+    grid=Grid(tiles=((0, 1),), ctas_per_sm=1),
+    values=("bytes",),
+    parameters=(Pointer(0), Size(0, offset=8)),
+    block=True,
+    block_bytes=128,
+)
+"""Copies its own entry; parameters that come after those two do not matter to it."""
+
 SUM = KernelInterface(
     entry="sum",
     threads=32,

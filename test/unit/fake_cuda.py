@@ -22,7 +22,7 @@ from shapejit.gpu.bindings import Runtime
 from shapejit.gpu.driver import Driver
 from unit.native_runtime import RUNTIME, compile_program, folder, has_sanitizers
 
-PROGRAMS = ("cuda_launch", "cuda_workspace", "cuda_threads")
+PROGRAMS = ("cuda_launch", "cuda_workspace", "cuda_threads", "cuda_graph", "cuda_graph_threads")
 """The test programs, ``runtime/test/*.cpp``."""
 
 
@@ -39,6 +39,7 @@ class FakeLaunch(Structure):
         ("parameters", c_uint32),
         ("stream", c_void_p),
         ("graph", c_void_p),
+        ("executable", c_void_p),
         ("offsets", c_uint32 * 64),
         ("bytes", c_ubyte * 4096),
     )
@@ -106,7 +107,12 @@ class Fake:
         self.controls.fakeLaunchAt.restype = POINTER(FakeLaunch)
         for name in ("fakeStreamCreate", "fakeEndCapture"):
             getattr(self.controls, name).restype = c_void_p
-        for name in ("fakeStreamDestroy", "fakeEndCapture", "fakeGraphDestroy"):
+        for name in (
+            "fakeStreamDestroy",
+            "fakeEndCapture",
+            "fakeGraphDestroy",
+            "fakeGraphReplay",
+        ):
             getattr(self.controls, name).argtypes = (c_void_p,)
         self.controls.fakeBeginCapture.argtypes = (c_void_p, c_int)
         self.controls.fakeFail.argtypes = (c_char_p, c_int, c_int)
@@ -131,6 +137,12 @@ class Fake:
     def modules(self) -> int:
         """Modules that the driver has."""
         count: int = self.controls.fakeModules()
+        return count
+
+    @property
+    def memory(self) -> int:
+        """Bytes of device memory that are allocated."""
+        count: int = self.controls.fakeMemory()
         return count
 
     def check(self) -> None:

@@ -11,11 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from gpu.runtime_kernels import CHAIN, CLUSTER, COPY, COPY_BLOCK, PAIRS, PICKY, PTX, SPIN, SUM
+from gpu.runtime_kernels import (
+    CHAIN,
+    CLUSTER,
+    COPY,
+    COPY_BLOCK,
+    DUMP_BLOCK,
+    PAIRS,
+    PICKY,
+    PTX,
+    SPIN,
+    SUM,
+)
 from shapejit.codegen.ptxas import PtxasError, assemble, find_ptxas
 from shapejit.gpu import bindings
 from shapejit.gpu.interface import Size, TensorMap
 from shapejit.gpu.launch import _ELEMENTS
+from shapejit.passes.nvgpu import head
 from unit.fake_cuda import PROGRAMS, need_compiler, run_program
 from unit.native_runtime import RUNTIME
 
@@ -49,7 +61,7 @@ def test_declarations_are_those_of_cuda() -> None:
     assert done.returncode == 0, done.stderr
 
 
-KERNELS = (CHAIN, CLUSTER, COPY, COPY_BLOCK, PAIRS, PICKY, SPIN, SUM)
+KERNELS = (CHAIN, CLUSTER, COPY, COPY_BLOCK, DUMP_BLOCK, PAIRS, PICKY, SPIN, SUM)
 
 _STRUCTURES = {
     "ShapejitRtCudaDeviceInfo": bindings.DeviceInfo,
@@ -58,12 +70,15 @@ _STRUCTURES = {
     "ShapejitRtCudaInterface": bindings.NativeInterface,
     "ShapejitRtCudaKernelInfo": bindings.KernelInfo,
     "ShapejitRtCudaWorkspaceUse": bindings.WorkspaceUse,
+    "ShapejitRtCudaProgramDescription": bindings.NativeProgram,
+    "ShapejitRtCudaProgramLaunch": bindings.NativeProgramLaunch,
+    "ShapejitRtCudaProgramUse": bindings.ProgramUse,
 }
 
 
 def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
     need_compiler()
-    lines = ['#include "shapejit_rt/cuda.h"']
+    lines = ['#include "shapejit_rt/graph.h"']
     for name, structure in _STRUCTURES.items():
         size = bindings.ctypes.sizeof(structure)
         lines.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
@@ -73,6 +88,35 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
             check = f"offsetof({name}, {native}) == {offset}"
             lines.append(f'static_assert({check}, "{name}::{native}");')
     source = tmp_path / "structures.cpp"
+    source.write_text("\n".join(lines))
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{RUNTIME / 'include'}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_records_are_those_that_the_head_kernel_reads(tmp_path: Path) -> None:
+    need_compiler()
+    slots = f"{head._SLOTS_AT} == offsetof(PatchRecord, slots)"
+    checks = {
+        "size": f"{head.RECORD_BYTES} == sizeof(PatchRecord)",
+        "slots": f"{slots} && {head._SLOTS} == PatchRecord::kSlots",
+        "dims": f"{head._DIMS} == PatchRecord::kDims && {head._ADDRESS} == PatchRecord::kAddress",
+        "strides": f"{head._STRIDES} == PatchRecord::kStrides",
+        "kind": f"{head.TENSOR_MAP} == PatchRecord::kTensorMap && offsetof(PatchRecord, kind) == 4",
+        "words": "PatchRecord::kWord4 == 0 && PatchRecord::kWord8 == 1",
+        "rank": "offsetof(PatchRecord, rank) == 5 && offsetof(PatchRecord, elementShift) == 6",
+        "bits": "offsetof(PatchRecord, strides) == 7 && offsetof(PatchRecord, known) == 8",
+        "offset": "offsetof(PatchRecord, offset) == 0",
+        "capacity": f"{head.CAPACITIES[-1]} <= Head::kMostWords",
+        "pitch": f"{head._PITCH_BITS} == 40 && {head._GRANULE} == TensorMapPlan::kLeastPitch",
+        "bound": "TensorMapPlan::kPitchBound == int64_t{1} << 40",
+    }
+    lines = [
+        f'#include "{RUNTIME}/lib/cuda/Head.h"',
+        "using namespace shapejit::rt::cuda;",
+        *(f'static_assert({check}, "{name}");' for name, check in checks.items()),
+    ]
+    source = tmp_path / "records.cpp"
     source.write_text("\n".join(lines))
     command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{RUNTIME / 'include'}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The binding of the CUDA part of libshapejit_rt.so.
 
-Its C interface is ``runtime/include/shapejit_rt/cuda.h``; the structures and prototypes here are
-those of that file. Every function is called without the interpreter lock, launches too: they wait
-while a stream's queue is full, and what the queue waits for may be a host function that needs the
-lock. What this costs is not measurable beside the microsecond that ctypes takes for a call.
+Its C interface is ``runtime/include/shapejit_rt/cuda.h`` and ``graph.h``; the structures and
+prototypes here are those of these files. Every function is called without the interpreter lock,
+launches too: they wait while a stream's queue is full, and what the queue waits for may be a host
+function that needs the lock. What this costs is not measurable beside the microsecond that ctypes
+takes for a call.
 """
 
 from __future__ import annotations
@@ -99,6 +100,55 @@ class WorkspaceUse(Structure):
     _fields_ = (("bytes", c_int64), ("graph_bytes", c_int64), ("buffers", c_int32))
 
 
+#: ``ShapejitRtCudaRegionOf``, ``ShapejitRtCudaWordsOf``: functions of a host program, by address.
+_FUNCTION = c_void_p
+
+
+class NativeProgram(Structure):
+    """``ShapejitRtCudaProgramDescription``"""
+
+    _fields_ = (
+        ("head", c_void_p),
+        ("head_entry", c_char_p),
+        ("head_threads", c_int32),
+        ("head_words", c_int32),
+        ("call_words", c_int32),
+        ("word_count", c_int32),
+        ("max_instances", c_int32),
+        ("region_of", _FUNCTION),
+        ("words_of", _FUNCTION),
+    )
+
+
+class NativeProgramLaunch(Structure):
+    """``ShapejitRtCudaProgramLaunch``"""
+
+    _fields_ = (
+        ("kernel", c_void_p),
+        ("operands", POINTER(c_int32)),
+        ("values", POINTER(c_int32)),
+        ("operand_count", c_int32),
+        ("value_count", c_int32),
+    )
+
+
+class ProgramUse(Structure):
+    """``ShapejitRtCudaProgramUse``"""
+
+    _fields_ = (
+        ("regions", c_int32),
+        ("instances", c_int32),
+        ("graphs", c_int32),
+        ("patches", c_int32),
+        ("block_bytes", c_int64),
+        ("table_bytes", c_int64),
+        ("graph_calls", c_int64),
+        ("stream_calls", c_int64),
+        ("captured_calls", c_int64),
+        ("bindings", c_int64),
+    )
+
+
 _PREFIX = "shapejitRtCuda"
 
 # Operands and values are packed into bytes objects, whose memory is handed over as it is.
@@ -115,12 +165,19 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "Reserve": (c_void_p, c_void_p),
     "WorkspaceUse": (c_int32, POINTER(WorkspaceUse)),
     "WorkspaceRelease": (c_int32,),
+    "ProgramCreate": (POINTER(NativeProgram), POINTER(c_void_p)),
+    "ProgramAddRegion": (c_void_p, c_int64, POINTER(NativeProgramLaunch), c_int32),
+    "ProgramBind": (c_void_p, c_void_p, c_void_p),
+    "ProgramPrepare": (c_void_p, POINTER(c_int32)),
+    "ProgramRun": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
 }
 _WITHOUT_STATUS: dict[str, tuple[Any, ...]] = {
     "ModuleRelease": (c_void_p,),
     "KernelRelease": (c_void_p,),
     "KernelInfo": (c_void_p, POINTER(KernelInfo)),
     "WorkspaceLimit": (c_int64,),
+    "ProgramRelease": (c_void_p,),
+    "ProgramUse": (c_void_p, POINTER(ProgramUse)),
 }
 
 

@@ -22,6 +22,8 @@ using Function = struct FunctionHandle *;
 using Stream = struct StreamHandle *;
 using Graph = struct GraphHandle *;
 using GraphNode = struct GraphNodeHandle *;
+using GraphExec = struct GraphExecHandle *;
+using Event = struct EventHandle *;
 using UserObject = struct UserObjectHandle *;
 
 enum : Result {
@@ -58,6 +60,7 @@ enum FunctionAttribute : int {
 enum JitOption : int { kErrorLogBuffer = 5, kErrorLogBufferSizeBytes = 6 };
 
 enum StreamFlags : unsigned { kStreamNonBlocking = 1 };
+enum EventFlags : unsigned { kEventDisableTiming = 2 };
 
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
@@ -91,6 +94,30 @@ struct LaunchConfig {
   Stream hStream;
   LaunchAttribute *attrs;
   unsigned numAttrs;
+};
+
+/// What an edge of a graph waits for: the end of a kernel, or that all its CTAs let the next one
+/// start or have ended.
+enum : unsigned char { kPortDefault = 0, kPortProgrammatic = 1 };
+enum : unsigned char { kDependencyDefault = 0, kDependencyProgrammatic = 1 };
+
+struct GraphEdgeData {
+  unsigned char from_port;
+  unsigned char to_port;
+  unsigned char type;
+  unsigned char reserved[5];
+};
+
+/// CUDA_KERNEL_NODE_PARAMS_v2
+struct KernelNodeParams {
+  Function func;
+  unsigned gridDimX, gridDimY, gridDimZ;
+  unsigned blockDimX, blockDimY, blockDimZ;
+  unsigned sharedMemBytes;
+  void **kernelParams;
+  void **extra;
+  void *kern;
+  Context ctx;
 };
 
 struct TensorMap {

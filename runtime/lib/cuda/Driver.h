@@ -42,8 +42,13 @@ namespace shapejit::rt::cuda {
   F(cuMemAlloc, 3020, (abi::Address *, size_t))                                                    \
   F(cuMemFree, 3020, (abi::Address))                                                               \
   F(cuMemsetD8Async, 3020, (abi::Address, unsigned char, size_t, abi::Stream))                     \
+  F(cuMemcpyHtoDAsync, 3020, (abi::Address, const void *, size_t, abi::Stream))                    \
   F(cuStreamCreate, 2000, (abi::Stream *, unsigned))                                               \
   F(cuStreamSynchronize, 2000, (abi::Stream))                                                      \
+  F(cuStreamWaitEvent, 3020, (abi::Stream, abi::Event, unsigned))                                  \
+  F(cuEventCreate, 2000, (abi::Event *, unsigned))                                                 \
+  F(cuEventRecord, 2000, (abi::Event, abi::Stream))                                                \
+  F(cuEventDestroy, 4000, (abi::Event))                                                            \
   F(cuStreamGetId, 12000, (abi::Stream, unsigned long long *))                                     \
   F(cuStreamGetCaptureInfo, 11030,                                                                 \
     (abi::Stream, abi::CaptureStatus *, uint64_t *, abi::Graph *, const abi::GraphNode **,         \
@@ -51,12 +56,27 @@ namespace shapejit::rt::cuda {
   F(cuThreadExchangeStreamCaptureMode, 10010, (abi::CaptureMode *))                                \
   F(cuUserObjectCreate, 11030, (abi::UserObject *, void *, void (*)(void *), unsigned, unsigned))  \
   F(cuUserObjectRelease, 11030, (abi::UserObject, unsigned))                                       \
-  F(cuGraphRetainUserObject, 11030, (abi::Graph, abi::UserObject, unsigned, unsigned))
+  F(cuGraphRetainUserObject, 11030, (abi::Graph, abi::UserObject, unsigned, unsigned))             \
+  F(cuGraphCreate, 10000, (abi::Graph *, unsigned))                                                \
+  F(cuGraphAddKernelNode, 12000,                                                                   \
+    (abi::GraphNode *, abi::Graph, const abi::GraphNode *, size_t, const abi::KernelNodeParams *)) \
+  F(cuGraphKernelNodeSetAttribute, 11000,                                                          \
+    (abi::GraphNode, abi::LaunchAttributeId, const abi::LaunchAttributeValue *))                   \
+  F(cuGraphInstantiateWithFlags, 11040, (abi::GraphExec *, abi::Graph, unsigned long long))        \
+  F(cuGraphUpload, 11010, (abi::GraphExec, abi::Stream))                                           \
+  F(cuGraphLaunch, 10000, (abi::GraphExec, abi::Stream))                                           \
+  F(cuGraphExecKernelNodeSetParams, 12000,                                                         \
+    (abi::GraphExec, abi::GraphNode, const abi::KernelNodeParams *))                               \
+  F(cuGraphExecDestroy, 10000, (abi::GraphExec))                                                   \
+  F(cuGraphDestroy, 10000, (abi::Graph))
 
 // Null in drivers older than their version.
 #define SHAPEJIT_CUDA_OPTIONAL(F)                                                                  \
   F(cuFuncLoad, 12040, (abi::Function))                                                            \
-  F(cuFuncGetParamInfo, 12040, (abi::Function, size_t, size_t *, size_t *))
+  F(cuFuncGetParamInfo, 12040, (abi::Function, size_t, size_t *, size_t *))                        \
+  F(cuGraphAddDependencies, 12030,                                                                 \
+    (abi::Graph, const abi::GraphNode *, const abi::GraphNode *, const abi::GraphEdgeData *,       \
+     size_t))
 
 struct Driver {
 #define SHAPEJIT_CUDA_POINTER(name, version, parameters) abi::Result(*name) parameters;

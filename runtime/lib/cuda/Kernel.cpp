@@ -116,6 +116,7 @@ Status ShapejitRtCudaKernel::describe(const ShapejitRtCudaInterface &from) {
   sharedBytes = from.sharedBytes;
   cluster = from.cluster;
   block = from.block != 0;
+  blockBytes = static_cast<int32_t>(from.blockBytes);
   programmatic = from.programmatic != 0;
   if (block && from.ctasPerSm == 0)
     return fail(ShapejitRtCudaBadInterface,

@@ -47,6 +47,15 @@ struct ShapejitRtCudaKernel {
   /// What a launch of so many CTAs needs as its workspace.
   shapejit::rt::cuda::WorkspaceNeed workspaceNeed(uint32_t ctas) const;
 
+  /// Hands a launch to the driver; the device's context is current. `depends` says whether it waits
+  /// for all that was launched before, although the kernel is programmatic.
+  Status submit(uint32_t ctas, shapejit::rt::cuda::abi::Stream stream, void **parameters,
+                bool depends = false) const;
+
+  /// Adds a launch in block form to a graph. `entry` is copied.
+  Status addTo(shapejit::rt::cuda::abi::Graph graph, shapejit::rt::cuda::abi::Address entry,
+               shapejit::rt::cuda::abi::GraphNode &node) const;
+
   /// Adds to the thread's error text, if `status` is a failure, which call of which kernel failed.
   /// `values` may be null, `ctas` 0. Returns `status`.
   Status explain(Status status, const int64_t *values, uint32_t ctas) const;
@@ -62,6 +71,7 @@ struct ShapejitRtCudaKernel {
   bool block = false;
   bool programmatic = false;
   bool takesWorkspace = false;
+  int32_t blockBytes = 0; ///< of the entry in block form
   int64_t workspaceBytesPerCta = 0;
   int64_t workspaceZeroed = 0;
   int32_t parameterCount = 0;

@@ -10,30 +10,48 @@ using namespace shapejit::rt::cuda;
 
 using Kernel = ShapejitRtCudaKernel;
 
-namespace {
-
-Status submit(const Kernel &kernel, uint32_t ctas, abi::Stream stream, void **parameters) {
+Status Kernel::submit(uint32_t ctas, abi::Stream stream, void **parameters, bool depends) const {
   abi::LaunchAttribute attributes[2];
   abi::LaunchConfig config = {};
   config.attrs = attributes;
-  if (kernel.cluster > 1) {
+  if (cluster > 1) {
     abi::LaunchAttribute &attribute = attributes[config.numAttrs++];
     attribute.id = abi::kClusterDimension;
-    attribute.value.clusterDim = {static_cast<unsigned>(kernel.cluster), 1, 1};
+    attribute.value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
-  if (kernel.programmatic) {
+  if (programmatic && !depends) {
     abi::LaunchAttribute &attribute = attributes[config.numAttrs++];
     attribute.id = abi::kProgrammaticStreamSerialization;
     attribute.value.programmaticStreamSerializationAllowed = 1;
   }
   config.gridDimX = ctas;
   config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
-  config.blockDimX = static_cast<unsigned>(kernel.threads);
-  config.sharedMemBytes = static_cast<unsigned>(kernel.sharedBytes);
+  config.blockDimX = static_cast<unsigned>(threads);
+  config.sharedMemBytes = static_cast<unsigned>(sharedBytes);
   config.hStream = stream;
-  SHAPEJIT_CUDA_TRY(cuLaunchKernelEx, &config, kernel.function, parameters, nullptr);
+  SHAPEJIT_CUDA_TRY(cuLaunchKernelEx, &config, function, parameters, nullptr);
   return ShapejitRtCudaOk;
 }
+
+Status Kernel::addTo(abi::Graph graph, abi::Address entry, abi::GraphNode &node) const {
+  void *parameters[] = {&entry};
+  abi::KernelNodeParams params = {};
+  params.func = function;
+  params.gridDimX = static_cast<unsigned>(info.residentCtas);
+  params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1;
+  params.blockDimX = static_cast<unsigned>(threads);
+  params.sharedMemBytes = static_cast<unsigned>(sharedBytes);
+  params.kernelParams = parameters;
+  SHAPEJIT_CUDA_TRY(cuGraphAddKernelNode, &node, graph, nullptr, 0, &params);
+  if (cluster > 1) {
+    abi::LaunchAttributeValue value = {};
+    value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    SHAPEJIT_CUDA_TRY(cuGraphKernelNodeSetAttribute, node, abi::kClusterDimension, &value);
+  }
+  return ShapejitRtCudaOk;
+}
+
+namespace {
 
 /// What a launch into a stream is captured into; its graph then holds the kernel's code.
 Status capturing(const Kernel &kernel, abi::Stream stream, Capture &capture) {
@@ -57,7 +75,7 @@ Status launch(const Kernel &kernel, uint32_t ctas, void *const *operands, const 
   void *parameters[Kernel::kMaxParameters];
   for (int32_t i = 0; i < kernel.parameterCount; ++i)
     parameters[i] = storage + kernel.parameters[i].offset;
-  return submit(kernel, ctas, stream, parameters);
+  return kernel.submit(ctas, stream, parameters);
 }
 
 Status launchBlock(const Kernel &kernel, const void *entry, abi::Stream stream) {
@@ -66,7 +84,7 @@ Status launchBlock(const Kernel &kernel, const void *entry, abi::Stream stream) 
   Capture capture;
   SHAPEJIT_TRY(capturing(kernel, stream, capture));
   void *parameters[] = {&entry};
-  return submit(kernel, static_cast<uint32_t>(kernel.info.residentCtas), stream, parameters);
+  return kernel.submit(static_cast<uint32_t>(kernel.info.residentCtas), stream, parameters);
 }
 
 Status fillBlock(const Kernel &kernel, void *const *operands, const int64_t *values,

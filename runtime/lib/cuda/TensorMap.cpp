@@ -10,11 +10,8 @@ using namespace shapejit::rt::cuda;
 namespace {
 
 // The driver's rules, from the documentation of cuTensorMapEncodeTiled.
-constexpr int64_t kMostElements = INT64_C(1) << 32; // along a dim
-constexpr int64_t kPitchBound = INT64_C(1) << 40;   // bytes from one index of a dim to the next
-constexpr int32_t kMostBox = 256;                   // elements of a box along a dim
-constexpr uint64_t kGranule = 16;                   // bytes that addresses and pitches are
-                                                    // multiples of
+constexpr int32_t kMostBox = 256; // elements of a box along a dim
+constexpr uint64_t kGranule = 16; // bytes that addresses and pitches are multiples of
 constexpr const char *kWayOut = "use a kernel that takes no tensor maps, or copy the tensor";
 
 int32_t bytesOf(int32_t element) {
@@ -107,29 +104,44 @@ Status TensorMapPlan::encode(const Device &device, void *address, const int64_t 
                 kWayOut);
   for (uint32_t i = 1; i < rank; ++i) {
     int64_t stride = values[strides[i - 1]];
-    bool inRange = stride >= 0 && stride < kPitchBound / elementBytes;
-    uint64_t pitch = inRange ? static_cast<uint64_t>(stride * elementBytes) : 1;
-    if (pitch % kGranule == 0) {
-      pitches[i - 1] = pitch;
+    if (hasPitch(stride)) {
+      pitches[i - 1] = static_cast<uint64_t>(stride * elementBytes);
       continue;
     }
     // The only index of a dim of size 1 is 0, so its stride is never used.
     if (sizes[i] == 1) {
-      pitches[i - 1] = kGranule;
+      pitches[i - 1] = kLeastPitch;
       continue;
     }
     return fail(ShapejitRtCudaBadCall,
                 "the stride of dim %" PRIu32 " of its tensor map, %s = %" PRId64
                 " elements of %d bytes, must be %s: %s",
                 i, names[strides[i - 1]], stride, elementBytes,
-                inRange ? "a multiple of 16 bytes" : "from 0 to under 2^40 bytes", kWayOut);
+                isInRange(stride) ? "a multiple of 16 bytes" : "from 0 to under 2^40 bytes",
+                kWayOut);
   }
   return encodeAt(address, sizes, pitches, map);
 }
 
+bool TensorMapPlan::isInRange(int64_t stride) const {
+  return stride >= 0 && stride < kPitchBound / elementBytes;
+}
+
+bool TensorMapPlan::hasPitch(int64_t stride) const {
+  return isInRange(stride) && static_cast<uint64_t>(stride * elementBytes) % kGranule == 0;
+}
+
+Status TensorMapPlan::encodeOutline(abi::Address address, const uint64_t *pitches,
+                                    abi::TensorMap &map) const {
+  // Drivers mark tensors of under 128 KiB in a bit of their own, which stays as it is on the
+  // device, and refuse those that reach too far.
+  const uint64_t sizes[5] = {1 << 17, 1, 1, 1, 1};
+  return encodeAt(reinterpret_cast<void *>(address), sizes, pitches, map);
+}
+
 Status TensorMapPlan::encodeEmpty(const Device &device, abi::TensorMap &map) const {
   const uint64_t sizes[5] = {1, 1, 1, 1, 1};
-  const uint64_t pitches[4] = {kGranule, kGranule, kGranule, kGranule};
+  const uint64_t pitches[4] = {kLeastPitch, kLeastPitch, kLeastPitch, kLeastPitch};
   return encodeAt(reinterpret_cast<void *>(device.nothing), sizes, pitches, map);
 }
 

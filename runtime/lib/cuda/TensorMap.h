@@ -27,6 +27,20 @@ struct TensorMapPlan {
   Status encode(const Device &device, void *address, const int64_t *values,
                 const char *const *names, abi::TensorMap &map) const;
 
+  /// Encodes what of the map does not depend on the call, and the pitches that are given, in bytes;
+  /// the rest stands for a tensor that is neither small nor empty and lies at `address`. What is
+  /// left is filled in on the device, see PatchRecord.
+  Status encodeOutline(abi::Address address, const uint64_t *pitches, abi::TensorMap &map) const;
+
+  /// Whether a tensor map can have a stride, in elements, along a dim of more than one.
+  bool hasPitch(int64_t stride) const;
+
+  /// What the driver takes as pitch of a dim of size 1, whatever its stride is.
+  static constexpr uint64_t kLeastPitch = 16;
+  /// Bounds of what the driver takes.
+  static constexpr int64_t kMostElements = INT64_C(1) << 32; // along a dim
+  static constexpr int64_t kPitchBound = INT64_C(1) << 40;   // bytes from one index of a dim on
+
   int32_t element = 0;
   int32_t elementBytes = 0;
   uint32_t rank = 0;
@@ -37,6 +51,7 @@ struct TensorMapPlan {
   abi::TensorMapPromotion promotion = abi::kPromotionNone;
 
 private:
+  bool isInRange(int64_t stride) const;
   Status encodeAt(void *address, const uint64_t *sizes, const uint64_t *pitches,
                   abi::TensorMap &map) const;
   Status encodeEmpty(const Device &device, abi::TensorMap &map) const;

@@ -1,0 +1,344 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Programs under constant graphs on a real GPU."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from shapejit.gpu import memory
+from shapejit.gpu.device import Device
+from shapejit.gpu.errors import LaunchError
+from shapejit.gpu.interface import TensorMap
+from shapejit.gpu.launch import Kernel
+from shapejit.gpu.module import Module
+
+torch = pytest.importorskip("torch")
+
+from gpu.graph_programs import (  # noqa: E402
+    GemmChain,
+    TestProgram,
+    gemm_kernels,
+    head,
+    with_more_maps,
+)
+from gpu.runtime_kernels import COPY_BLOCK, DUMP_BLOCK, PTX, image  # noqa: E402
+from shapejit.codegen.ptxas import assemble  # noqa: E402
+from shapejit.gpu.graph import GraphLaunch  # noqa: E402
+from unit.simulated_gemms import Gemm  # noqa: E402
+
+SIZE = 1024
+
+
+@pytest.fixture(autouse=True)
+def everything_is_given_back(device: Device, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test leaves modules, workspaces or a broken context behind."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed != failed:
+        return  # the traceback of a failure holds what its test made
+    torch.cuda.synchronize()
+    head.cache_clear()
+    gc.collect()
+    for _ in range(1000):
+        if device.runtime.modules() == 0:
+            break
+        time.sleep(0.01)
+    assert device.runtime.modules() == 0
+    memory.release_workspaces(device)
+
+
+# What the head kernel writes ----------------------------------------------------------------------
+
+_ELEMENTS = {"u8": 1, "bf16": 2, "f32": 4, "f64": 8}
+_VALUES = 12
+
+
+def _random_map(random_: random.Random) -> TensorMap:
+    element = random_.choice(list(_ELEMENTS))
+    rank = random_.randint(1, 5)
+    box = (max(16 // _ELEMENTS[element], random_.choice([16, 8, 4])), *[8] * (rank - 1))
+    values = range(1, 1 + _VALUES)
+    return TensorMap(
+        operand=random_.randint(1, 3),
+        element=element,
+        dims=tuple(random_.choice(values) for _ in range(rank)),
+        strides=tuple(random_.choice(values) for _ in range(rank - 1)),
+        box=box,
+        swizzle=random_.choice([0, 128]),
+        promotion=random_.choice([0, 64, 128, 256]),
+    )
+
+
+def _random_value(random_: random.Random) -> int:
+    """A size or stride; tensors do not reach further than the driver lets them."""
+    usual = [16 * random_.randint(1, 1 << 12) for _ in range(12)]
+    return random_.choice([0, 1, 1, 3, 16, 4096, *usual])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_the_head_kernel_writes(device: Device, seed: int) -> None:
+    """It is, to the bit, what the driver encodes for a launch of its own."""
+    random_ = random.Random(seed)
+    maps = [_random_map(random_) for _ in range(12)]
+    interface = with_more_maps(DUMP_BLOCK, maps)
+    names = ("bytes", *(f"v{number}" for number in range(_VALUES)))
+    kernel = Kernel(replace(interface, values=names), Module(image(device.arch), device))
+    result = torch.zeros(interface.block_bytes, dtype=torch.uint8, device="cuda")
+    # Words: three addresses, six values; fixed: the result, its bytes, an address, six values.
+    values = [*range(3, 9), *range(12, 18)]
+    launch = GraphLaunch(kernel, (9, 0, 1, 11), (10, *values))
+    program = TestProgram(device, {0: [launch]}, call_words=9, word_count=18)
+    fixed = [result.data_ptr(), interface.block_bytes, 0x7F0000000000]
+    fixed += [_random_value(random_) for _ in range(6)]
+    host = torch.zeros(interface.block_bytes, dtype=torch.uint8).pin_memory()
+    checked = 0
+    for call in range(100):
+        words = [16 * random_.randint(1, 1 << 40) for _ in range(3)]
+        words += [_random_value(random_) for _ in range(6)]
+        every = [*words, *fixed]
+        operands = [every[word] for word in launch.operands]
+        given = [every[word] for word in launch.values]
+        try:
+            kernel.fill_block(operands, given, host.data_ptr(), None)
+        except LaunchError:
+            with pytest.raises(LaunchError):
+                program.run(0, every)
+            continue
+        program.run(0, every)
+        if call % 20 == 10:
+            program.graph.wait()
+        written = result.cpu()
+        checked += 1
+        for number, each in enumerate(maps):
+            start = interface.parameters[-len(maps) + number].offset  # type: ignore[union-attr]
+            wanted = host[start : start + 128].view(torch.int64)
+            made = written[start : start + 128].view(torch.int64)
+            if 0 in (given[dim] for dim in each.dims):
+                # Of an empty tensor strides do not matter; its size and place are those of zeros.
+                assert made[0] == wanted[0], f"address of {each}"
+                assert torch.equal(made[4:7], wanted[4:7]), f"sizes of {each}"
+            else:
+                differing = [f"{a:#x} {b:#x}" for a, b in zip(made, wanted, strict=True) if a != b]
+                assert not differing, f"{each}, {given}"
+    assert checked > 5
+
+
+# Chains -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _without_acquire() -> bytes:
+    lines = PTX.read_text().splitlines()
+    kept = [line for line in lines if "fence.proxy.tensormap" not in line]
+    assert len(kept) == len(lines) - 2
+    return assemble("\n".join(kept), "sm_90a").data
+
+
+def _copies(device: Device, code: bytes, count: int) -> TestProgram:
+    """A chain of copies of matrices with 256 columns. Words: rows, addresses; fixed: 256."""
+    kernel = Kernel(COPY_BLOCK, Module(code, device))
+    columns = 2 + count
+    launches = [
+        GraphLaunch(kernel, (1 + i, 2 + i), (0, columns, 0, columns, columns)) for i in range(count)
+    ]
+    return TestProgram(device, {0: launches}, call_words=2 + count, word_count=3 + count)
+
+
+def _wrong_copies(program: TestProgram, count: int, calls: int) -> int:
+    """How many of so many calls of different sizes give what they should not."""
+    random_ = random.Random(1)
+    program.prepare([0], [0] * (2 + count) + [256])
+    wrong = 0
+    for _ in range(calls // 20):
+        made = []
+        for _ in range(20):
+            rows = random_.randint(1, 300)
+            first = torch.randn(rows, 256, device="cuda").bfloat16()
+            rest = [torch.full_like(first, float("nan")) for _ in range(count)]
+            addresses = [tensor.data_ptr() for tensor in (first, *rest)]
+            program.run(0, [rows, *addresses, 256])
+            made.append((first, rest))
+        torch.cuda.synchronize()
+        wrong += sum(not torch.equal(first, rest[-1]) for first, rest in made)
+    return wrong
+
+
+def test_copies(device: Device) -> None:
+    program = _copies(device, image(device.arch), 8)
+    assert _wrong_copies(program, 8, 400) == 0
+    assert program.graph.use().graph_calls == 400
+
+
+def test_without_the_fence_copies_are_wrong(device: Device) -> None:
+    """Shows that the test above would see it."""
+    # What a stale map points to stays mapped: torch keeps the memory of tensors that are gone.
+    program = _copies(device, _without_acquire(), 8)
+    assert _wrong_copies(program, 8, 400) > 20
+
+
+def _chain(device: Device, steps: int = 6) -> GemmChain:
+    torch.manual_seed(0)
+    gemm = Gemm(sizes=(("n", SIZE), ("k", SIZE)))
+    small, large = gemm_kernels(
+        device, gemm, ["small_m_64x32x64_s7_w1_k2", "persistent_128x128x64_s4_w2_stream"]
+    )
+    weights = [
+        (torch.randn(SIZE, SIZE, device="cuda") / SIZE**0.5).bfloat16() for _ in range(steps)
+    ]
+    return GemmChain(weights, ([small] * steps, [large] * steps, [small, large] * (steps // 2)))
+
+
+def _sizes(count: int, seed: int) -> list[int]:
+    random_ = random.Random(seed)
+    return [random_.choice([1, 2, 17, 64, random_.randint(1, 1500)]) for _ in range(count)]
+
+
+def _check(chain: GemmChain, calls: Sequence[tuple[int, Sequence[torch.Tensor]]]) -> None:
+    for region, tensors in calls:
+        wanted = chain.reference(tensors[0]).float()
+        error = (tensors[-1].float() - wanted).norm() / wanted.norm()
+        assert error < 0.02, f"error {error} of {tensors[0].shape[0]} rows in region {region}"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_gemms_of_alternating_sizes(device: Device, ahead: bool) -> None:
+    """Regions change from call to call; nothing waits for a call to end."""
+    chain = _chain(device)
+    program = chain.program(device)
+    if ahead:
+        first = torch.zeros(0, SIZE, device="cuda").bfloat16()
+        program.prepare([0, 1, 2], chain.words(0, chain.tensors(first)))
+    for batch in range(20):
+        calls = []
+        for number, rows in enumerate(_sizes(20, batch)):
+            region = (number + batch) % 3
+            tensors = chain.tensors(torch.randn(rows, SIZE, device="cuda").bfloat16())
+            program.run(region, chain.words(rows, tensors))
+            calls.append((region, tensors))
+        _check(chain, calls)
+    program.graph.wait()
+    use = program.graph.use()
+    assert use.graph_calls + use.stream_calls == 400
+    assert (use.graph_calls == 400) == ahead
+    assert use.graphs == 3
+
+
+def test_an_empty_call(device: Device) -> None:
+    chain = _chain(device)
+    program = chain.program(device)
+    for rows in (5, 0, 7, 0, 1):
+        tensors = chain.tensors(torch.randn(rows, SIZE, device="cuda").bfloat16())
+        program.run(1, chain.words(rows, tensors))
+        program.graph.wait()
+        torch.cuda.synchronize()
+        if rows:
+            _check(chain, [(1, tensors)])
+
+
+def test_streams_at_the_same_time(device: Device) -> None:
+    chain = _chain(device)
+    program = chain.program(device, most_instances=3)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    calls = []
+    for number, rows in enumerate(_sizes(200, 5)):
+        tensors = chain.tensors(torch.randn(rows, SIZE, device="cuda").bfloat16())
+        calls.append((number % 3, tensors))
+    torch.cuda.synchronize()
+    for number, (region, tensors) in enumerate(calls):
+        stream = streams[number % (3 if number < 150 else 4)]
+        words = chain.words(tensors[0].shape[0], tensors)
+        program.run(region, words, stream.cuda_stream)
+        if number == 40:
+            program.graph.wait()
+    torch.cuda.synchronize()
+    _check(chain, calls)
+    assert program.graph.use().instances == 3
+
+
+def test_making_graphs_while_others_wait_for_the_device(device: Device) -> None:
+    """Making a graph keeps no thread from anything, and none keeps it from that."""
+    chain = _chain(device)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def synchronize() -> None:
+        try:
+            while not stop.is_set():
+                torch.cuda.synchronize()
+                torch.empty(1 << 20, device="cuda").zero_()
+                torch.cuda.empty_cache()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=synchronize)
+    thread.start()
+    try:
+        for _ in range(10):
+            program = chain.program(device)
+            tensors = chain.tensors(torch.randn(50, SIZE, device="cuda").bfloat16())
+            for region in range(3):
+                program.run(region, chain.words(50, tensors))
+            program.graph.wait()
+            program.run(2, chain.words(50, tensors))
+            torch.cuda.synchronize()
+            _check(chain, [(2, tensors)])
+            assert program.graph.use().graphs == 3
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+
+
+def test_a_weight_that_moves(device: Device) -> None:
+    chain = _chain(device)
+    program = chain.program(device)
+    calls = []
+    for number in range(6):
+        tensors = chain.tensors(torch.randn(33, SIZE, device="cuda").bfloat16())
+        program.run(0, chain.words(33, tensors))
+        calls.append((0, tensors))
+        if number % 2:
+            torch.cuda.synchronize()
+            _check(chain, calls)
+            calls.clear()
+            chain.weights = [weight.flip(0).clone() for weight in chain.weights]
+    assert program.graph.use().bindings == 3
+
+
+def test_capture(device: Device) -> None:
+    """A caller's graph keeps what it needs, and reads what is then at the captured addresses."""
+    chain = _chain(device)
+    program = chain.program(device)
+    tensors = chain.tensors(torch.randn(100, SIZE, device="cuda").bfloat16())
+    program.run(2, chain.words(100, tensors))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        program.run(2, chain.words(100, tensors))
+        program.run(1, chain.words(100, tensors))
+    assert program.graph.use().captured_calls == 2
+    for _ in range(3):
+        program.run(0, chain.words(77, chain.tensors(torch.zeros_like(tensors[0][:77]))))
+        for each in tensors[1:]:
+            each.fill_(float("nan"))
+        tensors[0].copy_(torch.randn(100, SIZE, device="cuda"))
+        graph.replay()
+        _check(chain, [(2, tensors)])
+    del program
+    weights = chain.weights
+    chain = GemmChain(weights, ())
+    gc.collect()
+    tensors[0].copy_(torch.randn(100, SIZE, device="cuda"))
+    graph.replay()
+    torch.cuda.synchronize()
+    _check(chain, [(2, tensors)])
+    del graph
