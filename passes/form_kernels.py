@@ -6,7 +6,8 @@
 Why: this is where a function over tensors becomes a list of launches. Loops over the same rows run
 as one kernel, everything else as a kernel of its own (`clusters`). A kernel numbers its symbols
 itself and knows only sizes that its problem depends on (`model`, `symbols`), so the layers of a
-model, and models of equal layers, share kernels.
+model, and models of equal layers, share kernels. For a GPU (``shapejit.target = "cuda:.."``)
+launches are saved where small kernels need not be apart.
 
 Before::
 
@@ -36,8 +37,10 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
+from shapejit.passes.analysis.target import is_for_gpu
 from shapejit.passes.fusion.clusters import KERNEL_OPS, Grouping, graph
 from shapejit.passes.fusion.codec import Codec, Indices, dims
+from shapejit.passes.fusion.flatten import flatten_row_loops
 from shapejit.passes.fusion.outline import Outliner
 from shapejit.passes.fusion.readers import erase_dead
 from shapejit.passes.fusion.views import is_contiguous
@@ -113,13 +116,15 @@ class FormKernels(Pass):
         functions = sir.functions(module)
         if not functions:
             return
-        codec = Codec(module)
+        codec, for_gpu = Codec(module), is_for_gpu(module)
         outliner = Outliner(codec, functions[0])
         for function in functions:
             _copy_views(function, codec)
             _copy_results(function, codec)
+            if for_gpu:
+                flatten_row_loops(function, codec)
             end = sir.operations(sir.body(function))[-1]
-            for group in Grouping(graph(function), codec).groups():
+            for group in Grouping(graph(function), codec, merge=for_gpu).groups():
                 if group.is_kernel:
                     outliner.outline(group.nodes, end)
                 else:

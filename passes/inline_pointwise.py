@@ -33,6 +33,8 @@ Every loop is visited once, in program order, and takes these steps:
    same lhs that meet in it become one with two weights. Or it becomes that of a convolution
    (`conv_epilogues`), which at the end writes where a view that is left would have read.
 
+An attention whose mask turns out to keep everything loses it (`masks`).
+
 What a program computes does not change, scalar by scalar: the scalar operations are the same ones
 in the same order. Reductions are never producers here.
 """
@@ -49,7 +51,7 @@ from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.fold_views import ViewFolder
-from shapejit.passes.fusion import bodies, conv_epilogues, epilogues
+from shapejit.passes.fusion import bodies, conv_epilogues, epilogues, masks
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes
 from shapejit.passes.fusion.readers import erase_dead, is_live, is_read, read_only_by, readers
 from shapejit.symbolic import Expr
@@ -382,6 +384,8 @@ class _Function:
             # No op after the current one is ever erased, so `op` is there.
             if op.name == "shapejit.loop" and is_live(op):
                 self._visit(op)
+            elif op.name == "shapejit.attention":
+                masks.drop_mask(op)
         erase_dead(self._block)
 
     def _visit(self, loop: Any) -> None:

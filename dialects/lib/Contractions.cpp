@@ -599,3 +599,52 @@ LogicalResult PackOp::verify() {
   }
   return success();
 }
+
+//===----------------------------------------------------------------------===//
+// JoinOp
+//===----------------------------------------------------------------------===//
+
+/// A weight that is joined: static, of the first one's type but for its size along the dimension.
+static LogicalResult verifyJoined(JoinOp op, unsigned number, RankedTensorType first) {
+  std::string what = "source " + std::to_string(number);
+  auto source = cast<RankedTensorType>(op.getSources()[number].getType());
+  if (failed(verifyEncoded(op, source, what)))
+    return failure();
+  if (!source.hasStaticShape())
+    return op.emitOpError() << "joins weights of static shape, got " << source;
+  auto expected = llvm::to_vector(first.getShape());
+  bool same =
+      source.getRank() == first.getRank() && source.getElementType() == first.getElementType();
+  if (same)
+    expected[op.getDim()] = source.getDimSize(op.getDim());
+  if (!same || source.getShape() != ArrayRef(expected))
+    return op.emitOpError() << what << " is " << source << ", which differs from source 0, "
+                            << first << ", in more than dimension " << op.getDim();
+  return success();
+}
+
+LogicalResult JoinOp::verify() {
+  if (getSources().size() < 2)
+    return emitOpError() << "joins " << getSources().size() << " weights, expected at least two";
+  auto first = cast<RankedTensorType>(getSources()[0].getType());
+  int64_t dim = getDim();
+  if (dim >= first.getRank())
+    return emitOpError() << "joins along dimension " << dim << " of " << first;
+  auto expected = llvm::to_vector(first.getShape());
+  expected[dim] = 0;
+  for (auto [i, source] : llvm::enumerate(getSources())) {
+    if (failed(verifyJoined(*this, i, first)))
+      return failure();
+    expected[dim] += cast<RankedTensorType>(source.getType()).getDimSize(dim);
+  }
+  auto result = cast<RankedTensorType>(getType());
+  if (failed(verifyEncoded(*this, result, "result")))
+    return failure();
+  if (result.getShape() != ArrayRef(expected) ||
+      result.getElementType() != first.getElementType()) {
+    auto diag = emitOpError() << "gives " << result << ", expected ";
+    llvm::interleave(expected, diag, "x");
+    return diag << "x" << first.getElementType();
+  }
+  return success();
+}

@@ -16,6 +16,15 @@ A loop joins the cluster of a loop that makes one of its inputs if
 * no value leaves the cluster and comes back through another kernel.
 
 One row in all is no cluster: its loops could not be spread over threads.
+
+A launch on a GPU costs about as much as a small kernel runs. There, with `merge`, three kinds of
+groups that do not need to be apart become one kernel, if no value leaves them and comes back:
+
+* two clusters over the same rows, with columns of their own, of which one reads row scalars that
+  the other makes: the number of tokens, by which a mean is divided;
+* a cluster and a pointwise loop over its rows alone: a mask beside the embedding;
+* two neighbours in the order of kernels that are single pointwise loops over spaces of one rank:
+  sine and cosine, the rotation of q and of k.
 """
 
 from __future__ import annotations
@@ -78,6 +87,11 @@ class RowForm:
     rows: int | None
 
 
+def _is_pointwise_loop(group: Group) -> bool:
+    """Whether a group is a single loop that reduces nothing and could be part of a cluster."""
+    return len(group.nodes) == 1 and group.rows is None and group.space is not None
+
+
 def row_form(loop: Any, codec: Codec) -> RowForm | None:
     """How a loop fits into a row cluster; None if it fits into none."""
     space = codec.space(loop)
@@ -111,9 +125,15 @@ def graph(function: Any) -> list[Node]:
 
 
 class Grouping:
-    """Groups of the nodes of a function."""
+    """Groups of the nodes of a function.
 
-    def __init__(self, nodes: Sequence[Node], codec: Codec) -> None:
+    Args:
+        nodes: in program order.
+        codec: of the module.
+        merge: whether to save launches by kernels of several parts; see the file's docstring.
+    """
+
+    def __init__(self, nodes: Sequence[Node], codec: Codec, *, merge: bool = False) -> None:
         self._codec = codec
         self._group: dict[Node, Group] = {}
         self._maker = {value: node for node in nodes for value in node.op.results}
@@ -121,6 +141,10 @@ class Grouping:
         for node in nodes:
             self._place(node)
         self._dissolve()
+        if merge:
+            self._merge_clusters()
+            self._merge_row_loops()
+            self._merge_neighbours()
 
     def groups(self) -> list[Group]:
         """All groups, each after those that make what it reads."""
@@ -186,6 +210,7 @@ class Grouping:
         other.nodes = sorted([*other.nodes, *own.nodes], key=self._position.__getitem__)
         for node in own.nodes:
             self._group[node] = other
+        own.nodes = []
         return other
 
     def _is_cyclic(self, *groups: Group) -> bool:
@@ -205,9 +230,66 @@ class Grouping:
         """The other groups that a group reads from."""
         return {self._group[p] for node in group.nodes for p in node.producers} - {group}
 
+    # Groups that need not be apart ----------------------------------------------------------------
+
+    def _merge_clusters(self) -> None:
+        """Merges clusters with those whose row scalars they read."""
+        for group in self.groups():
+            for other in sorted(self._needs(group), key=self._first):
+                if self._share_rows(group, other) and not self._is_cyclic(group, other):
+                    group = self._merged(group, other)
+
+    def _share_rows(self, group: Group, other: Group) -> bool:
+        """Whether a cluster has the rows of another one and reads but scalars of its row there."""
+        if group.space is None or other.space is None or group.rows is None:
+            return False
+        rows = group.rows
+        if other.rows != rows or group.space[:rows] != other.space[:rows]:
+            return False
+        return self._reads_own_row(group, other, {rows})
+
+    def _merge_row_loops(self) -> None:
+        """Merges pointwise loops over rows alone into the first cluster of these rows that can."""
+        groups = self.groups()
+        clusters = [group for group in groups if group.rows is not None]
+        for group in filter(_is_pointwise_loop, groups):
+            for other in clusters:
+                if self._has_rows(group, other) and not self._is_cyclic(group, other):
+                    self._merged(group, other)
+                    break
+
+    def _has_rows(self, group: Group, cluster: Group) -> bool:
+        assert cluster.space is not None
+        rows = cluster.space[: cluster.rows]
+        return group.space == rows and self._are_independent(group, cluster)
+
+    def _merge_neighbours(self) -> None:
+        """Merges pointwise loops that are neighbours in the order of kernels."""
+        kernels = [group for group in self.groups() if group.is_kernel]
+        first = kernels[0] if kernels else None
+        for group in kernels[1:]:
+            if first is not None and self._are_alike(first, group):
+                self._merged(group, first)
+            else:
+                first = group
+
+    def _are_alike(self, first: Group, group: Group) -> bool:
+        if first.rows is not None or first.space is None or not _is_pointwise_loop(group):
+            return False
+        if group.space is None or len(group.space) != len(first.space):
+            return False
+        return self._are_independent(first, group) and not self._is_cyclic(first, group)
+
+    def _are_independent(self, group: Group, other: Group) -> bool:
+        """Whether neither of two groups reads directly from the other."""
+        return other not in self._needs(group) and group not in self._needs(other)
+
+    def _first(self, group: Group) -> int:
+        return min(map(self._position.__getitem__, group.nodes))
+
     def _dissolve(self) -> None:
         """Gives each operation of a group that reduces nothing a group of its own."""
         for group in set(self._group.values()):
             if group.rows is None and len(group.nodes) > 1:
                 for node in group.nodes:
-                    self._group[node] = Group([node])
+                    self._group[node] = Group([node], group.space)

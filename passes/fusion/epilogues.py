@@ -60,7 +60,7 @@ class Extra:
 
 def fuse(loop: Any, codec: Codec) -> bool:
     """Makes a pointwise loop the epilogue of one gemm, or of a gated pair, if it can be."""
-    if not is_epilogue(loop, codec):
+    if not is_epilogue(loop, codec) or _is_cast_for_loops(loop):
         return False
     feeds = _feeds(loop, codec)
     pair = _gated_pair(feeds, codec)
@@ -82,6 +82,20 @@ def is_epilogue(loop: Any, codec: Codec) -> bool:
         return False
     body = bodies.survey(loop)
     return not body.dims and not body.captures
+
+
+def _is_cast_for_loops(loop: Any) -> bool:
+    """Whether a loop only widens its input, for loops that can do so themselves.
+
+    As an epilogue it would make the gemm store twice the bytes.
+    """
+    cast, *others = sir.operations(sir.body(loop))[:-1] or [None]
+    if cast is None or others or cast.name != "arith.extf":
+        return False
+    return all(
+        reader.op.name == "shapejit.loop" and reader.operand is not None
+        for reader in readers(loop.results[0])
+    )
 
 
 # Matching -----------------------------------------------------------------------------------------

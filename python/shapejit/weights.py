@@ -1,12 +1,12 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The weights of a program and the packed copies that its kernels read.
+"""The weights of a program and the copies of them that its kernels read.
 
-Kernels read a weight in place, or a copy packed into panels, or both. Every call compares each
-weight's address, and the version counter of those that are copied, with what was seen before;
-after an in-place update (``load_state_dict``, ``weight.copy_``) the copies are made again. A
-tensor created in inference mode has no version counter: of such a weight only a new address is
-noticed.
+Kernels read a weight in place, or a copy, or both: a weight packed into panels, or several joined
+into one tensor. Every call compares each weight's address, and the version counter of those that
+are copied, with what was seen before; after an in-place update (``load_state_dict``,
+``weight.copy_``) the copies are made again. A tensor created in inference mode has no version
+counter: of such a weight only a new address is noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shapejit import logs
-from shapejit.artefacts import PackSpec, WeightSpec
+from shapejit.artefacts import CopySpec, JoinSpec, PackSpec, WeightSpec
 from shapejit.errors import ErrorId
 
 _LOG = logs.logger("runtime")
@@ -33,9 +33,10 @@ class Buffers:
     """What the kernels read, as of one moment; a running call keeps it alive.
 
     Attributes:
-        pointers: addresses of the weights (0 unless read in place), then of the packed copies.
+        pointers: addresses of the weights (0 unless read in place), then of the packed and joined
+            copies.
         in_place: weights read in place; copies stand in for those that cannot be.
-        packed: packed copies.
+        packed: packed and joined copies.
         copied_bytes: memory of all copies among them.
     """
 
@@ -50,11 +51,11 @@ class Weights:
 
     Args:
         specs: what the program expects of each weight.
-        packs: the packed copies to make.
+        packs: the packed and joined copies to make.
         tensors: the weights; they are held, not copied.
         device: where they must be.
         alignment: bytes that the addresses which kernels read are multiples of.
-        free_original: empty the tensors of which only packed copies are read.
+        free_original: empty the tensors of which only packed or joined copies are read.
 
     Raises:
         LoadError: a tensor has another dtype, shape or device than its spec (SJ-LOAD-008).
@@ -63,7 +64,7 @@ class Weights:
     def __init__(
         self,
         specs: Sequence[WeightSpec],
-        packs: Sequence[PackSpec],
+        packs: Sequence[CopySpec],
         tensors: Sequence[Tensor],
         device: torch.device,
         *,
@@ -93,7 +94,7 @@ class Weights:
 
     @property
     def copied_bytes(self) -> int:
-        """Memory that packed and contiguous copies take, in bytes."""
+        """Memory that packed, joined and contiguous copies take, in bytes."""
         return self._buffers.copied_bytes
 
     @property
@@ -124,13 +125,17 @@ class Weights:
         return None
 
     def value(self, index: int) -> Tensor:
-        """The weight's value: its tensor, or a new one from a packed copy if that was freed."""
+        """The weight's value: its tensor, or a new one from a copy if that was freed."""
         if index not in self._freed:
             return self.tensors[index]
-        number = next(n for n, pack in enumerate(self.packs) if pack.weight == index)
-        return unpack_panels(
-            self._buffers.packed[number], self.packs[number], self.specs[index].shape
-        )
+        number = next(n for n, pack in enumerate(self.packs) if index in sources(pack))
+        pack, copy = self.packs[number], self._buffers.packed[number]
+        if isinstance(pack, PackSpec):
+            return unpack_panels(copy, pack, self.specs[index].shape)
+        place = pack.weights.index(index)
+        before = sum(self.specs[weight].shape[pack.dim] for weight in pack.weights[:place])
+        part = copy.narrow(pack.dim, before, self.specs[index].shape[pack.dim])
+        return part.clone(memory_format=torch.contiguous_format)
 
     def _live(self) -> list[int]:
         return [index for index in range(len(self.specs)) if index not in self._freed]
@@ -155,9 +160,9 @@ class Weights:
             # instead of reading copies that are made when it is replayed.
             torch.cuda.current_stream(self._device).synchronize()
         _LOG.info(
-            "%d weights are new or changed, %d packed in %.3f s",
+            "%d weights are new or changed, %d copies made in %.3f s",
             len(changed),
-            sum(pack.weight in changed for pack in self.packs),
+            sum(not changed.isdisjoint(sources(pack)) for pack in self.packs),
             time.perf_counter() - start,
         )
         self._stamps = stamps
@@ -173,7 +178,7 @@ class Weights:
     def _watch(self) -> None:
         """Set what `_changed` compares: all addresses, and the versions of copied weights."""
         live = self._live()
-        copied = {pack.weight for pack in self.packs} | {
+        copied = {index for pack in self.packs for index in sources(pack)} | {
             index for index in live if self._is_copy(index, self._buffers.in_place[index])
         }
         versioned = [
@@ -202,9 +207,7 @@ class Weights:
             for index, spec in enumerate(self.specs)
         )
         packed = tuple(
-            pack_panels(self.tensors[pack.weight], pack)
-            if pack.weight in changed
-            else old.packed[number]
+            old.packed[number] if changed.isdisjoint(sources(pack)) else self._copy(pack)
             for number, pack in enumerate(self.packs)
         )
         copies = [
@@ -218,6 +221,13 @@ class Weights:
             packed=packed,
             copied_bytes=sum(tensor.nbytes for tensor in (*copies, *packed)),
         )
+
+    def _copy(self, pack: CopySpec) -> Tensor:
+        """The copy that a spec describes, made of the weights as they are now."""
+        if isinstance(pack, PackSpec):
+            return pack_panels(self.tensors[pack.weight], pack)
+        # A weight that was freed is still part of the copy before.
+        return torch.cat([self.value(index).detach() for index in pack.weights], pack.dim)
 
     def _check(self, index: int) -> None:
         spec, tensor = self.specs[index], self.tensors[index]
@@ -233,10 +243,11 @@ class Weights:
 
     def _free_packed_only(self) -> None:
         """Empty each tensor that no kernel reads in place, unless it is also another weight."""
+        copied = {index for pack in self.packs for index in sources(pack)}
         kept = {
             id(self.tensors[index])
             for index, spec in enumerate(self.specs)
-            if spec.read_in_place or all(pack.weight != index for pack in self.packs)
+            if spec.read_in_place or index not in copied
         }
         self._freed = frozenset(
             index for index, tensor in enumerate(self.tensors) if id(tensor) not in kept
@@ -246,6 +257,11 @@ class Weights:
             tensor.data = tensor.new_empty(0)
             self._stamps[index] = None
         self._watch()
+
+
+def sources(pack: CopySpec) -> tuple[int, ...]:
+    """The numbers of the weights that a copy is made of."""
+    return pack.weights if isinstance(pack, JoinSpec) else (pack.weight,)
 
 
 def pack_panels(weight: Tensor, pack: PackSpec) -> Tensor:

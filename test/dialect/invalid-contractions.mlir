@@ -583,3 +583,75 @@ func.func @pack_half(%w: !w) -> !p {
   %0 = "shapejit.pack"(%w) {space = #shapejit.shape<[16, 8]>, dim = 0 : i64, panel = 32 : i64} : (!w) -> !p
   return %0 : !p
 }
+
+// -----
+
+// Joined weights.
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+func.func @join_one(%w: !w) -> !w {
+  // expected-error @below {{joins 1 weights, expected at least two}}
+  %0 = shapejit.join %w along 0 : (!w) -> !w
+  return %0 : !w
+}
+
+// -----
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+!y = tensor<8x8xf32, #shapejit.shape<[8, 8]>>
+func.func @join_dim(%w: !w) -> !y {
+  // expected-error @below {{joins along dimension 2 of 'tensor<4x8xf32, #shapejit.shape<[4, 8]>>'}}
+  %0 = shapejit.join %w, %w along 2 : (!w, !w) -> !y
+  return %0 : !y
+}
+
+// -----
+
+!w = tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+func.func @join_dynamic(%w: !w) -> !w {
+  // expected-error @below {{joins weights of static shape, got 'tensor<?x8xf32, #shapejit.shape<[s0, 8]>>'}}
+  %0 = shapejit.join %w, %w along 1 : (!w, !w) -> !w
+  return %0 : !w
+}
+
+// -----
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+!v = tensor<4x9xf32, #shapejit.shape<[4, 9]>>
+!y = tensor<8x8xf32, #shapejit.shape<[8, 8]>>
+func.func @join_sizes(%w: !w, %v: !v) -> !y {
+  // expected-error @below {{source 1 is 'tensor<4x9xf32, #shapejit.shape<[4, 9]>>', which differs from source 0, 'tensor<4x8xf32, #shapejit.shape<[4, 8]>>', in more than dimension 0}}
+  %0 = shapejit.join %w, %v along 0 : (!w, !v) -> !y
+  return %0 : !y
+}
+
+// -----
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+!v = tensor<4x8xbf16, #shapejit.shape<[4, 8]>>
+!y = tensor<8x8xf32, #shapejit.shape<[8, 8]>>
+func.func @join_elements(%w: !w, %v: !v) -> !y {
+  // expected-error @below {{source 1 is 'tensor<4x8xbf16, #shapejit.shape<[4, 8]>>', which differs from source 0}}
+  %0 = shapejit.join %w, %v along 0 : (!w, !v) -> !y
+  return %0 : !y
+}
+
+// -----
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+!y = tensor<9x8xf32, #shapejit.shape<[9, 8]>>
+func.func @join_result(%w: !w) -> !y {
+  // expected-error @below {{gives 'tensor<9x8xf32, #shapejit.shape<[9, 8]>>', expected 8x8x'f32'}}
+  %0 = shapejit.join %w, %w along 0 : (!w, !w) -> !y
+  return %0 : !y
+}
+
+// -----
+
+!w = tensor<4x8xf32, #shapejit.shape<[4, 8]>>
+!y = tensor<8x8xf32, #shapejit.shape<[8, 8]>>
+func.func @join_plain(%w: !w, %v: tensor<4x8xf32>) -> !y {
+  // expected-error @below {{source 1 has type 'tensor<4x8xf32>', which carries no symbolic shape}}
+  %0 = shapejit.join %w, %v along 0 : (!w, tensor<4x8xf32>) -> !y
+  return %0 : !y
+}

@@ -220,6 +220,18 @@ func.func @pack(%w: !weight, %v: !filter) -> (!packed, !filters) {
   return %0, %1 : !packed, !filters
 }
 
+// CHECK-LABEL: func.func @join
+// CHECK: shapejit.join %{{.*}}, %{{.*}} along 0 : (tensor<16x8xf32, {{.*}}>, tensor<16x8xf32, {{.*}}>) -> tensor<32x8xf32, {{.*}}>
+// CHECK: shapejit.join %{{.*}}, %{{.*}}, %{{.*}} along 1 {note = "widths differ"} : {{.*}} -> tensor<16x48xf32, {{.*}}>
+!twice = tensor<32x8xf32, #shapejit.shape<[32, 8]>>
+!wide = tensor<16x32xf32, #shapejit.shape<[16, 32]>>
+!joined = tensor<16x48xf32, #shapejit.shape<[16, 48]>>
+func.func @join(%w: !weight, %v: !wide) -> (!twice, !joined) {
+  %0 = shapejit.join %w, %w along 0 : (!weight, !weight) -> !twice
+  %1 = shapejit.join %w, %v, %w along 1 {note = "widths differ"} : (!weight, !wide, !weight) -> !joined
+  return %0, %1 : !twice, !joined
+}
+
 // CHECK-LABEL: shapejit.kernel @rows symbols 1 (%{{.*}}: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) attributes {note = "local symbols"} {
 // CHECK: shapejit.yield %{{.*}} : tensor<?xf32, #shapejit.shape<[s0]>>
 shapejit.kernel @rows symbols 1 (%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) attributes {note = "local symbols"} {

@@ -380,6 +380,10 @@ class _Frame:
         cut = padded.reshape(*seen.shape[:dim], -1, panel, *seen.shape[dim + 1 :])
         return [np.moveaxis(cut, dim + 1, -1)]
 
+    def _join(self, op: Any) -> list[Array]:
+        dim = ir.IntegerAttr(op.attributes["dim"]).value
+        return [np.concatenate([self.env[value] for value in op.operands], axis=dim)]
+
     def _launch(self, op: Any) -> list[Array]:
         kernel = self.interpreter.kernels[ir.FlatSymbolRefAttr(op.attributes["kernel"]).value]
         sizes = self.sizes(map_exprs(op.attributes["sizes"].value))

@@ -226,6 +226,31 @@ class ProgramBuilder:
         reads = [(product, "d0, d1") for product in products]
         self.loop(FLAT, reads, ["%e = math.tanh %a : f32", "%r = arith.mulf %e, %b : f32"])
 
+    def projections(self) -> None:
+        """Two or three products of one tensor, of which an attention or a loop reads slices."""
+        x = self.pick(FLAT)
+        rhs = self.choose(("d1, d2", "d2, d1"))
+        q, *others = (
+            self.add(
+                FLAT,
+                "shapejit.gemm over [s0 * s1, 6, 6] "
+                f"lhs({x.name} at {access(3, 'd0, d2')} : {x.type}) "
+                f"rhs({w.name} at {access(3, rhs)} : {w.type}) -> {x.type}",
+            )
+            for w in [*self._draw(st.permutations(self.inputs[-2:])), self.pick(WEIGHT)]
+        )
+        k, v = others if self._draw(st.booleans()) else (others[0], q)
+        if self._draw(st.booleans()):
+            self.loop(FLAT, [(q, "d0, d1"), (k, "d0, 5 - d1")], ["%r = arith.mulf %a, %b : f32"])
+            return
+        heads = access(4, "d0 * s1 + d2, d1 * 3 + d3")
+        self.add(
+            FLAT,
+            "shapejit.attention over [s0, 2, s1, s1, 3, 3] "
+            f"q({q.name} at {heads} : {q.type}) k({k.name} at {heads} : {k.type}) "
+            f"v({v.name} at {heads} : {v.type}) {{scale = 0.5 : f64}} -> {heads} : {tensor(FLAT)}",
+        )
+
     def two_results(self) -> None:
         """A loop of two results, one of them transposed."""
         x = self.pick(ROWS)
@@ -396,11 +421,19 @@ _STEPS: list[Callable[[ProgramBuilder], None]] = [
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> str:
-    """Text of a module; the sizes of the arguments are `INPUT_SHAPES`."""
+def programs(draw: st.DrawFn, projections: bool = False) -> str:
+    """Text of a module; the sizes of the arguments are `input_shapes`.
+
+    Args:
+        projections: whether there are several products of one tensor among its operations.
+    """
     builder = ProgramBuilder(draw)
-    for _ in range(draw(st.integers(1, 14))):
+    for _ in range(draw(st.integers(1, 6 if projections else 14))):
         draw(st.sampled_from(_STEPS))(builder)
+    if projections:
+        builder.projections()
+        for _ in range(draw(st.integers(0, 6))):
+            draw(st.sampled_from(_STEPS))(builder)
     return builder.text()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import mlir.ir as ir
@@ -19,6 +20,7 @@ from reference.interpreter import Interpreter
 from reference.random_programs import input_shapes, programs
 from shapejit import passes
 from shapejit.pass_host import run_pipeline
+from shapejit.passes import merge_products
 from shapejit.passes.fusion.codec import Codec
 from shapejit.passes.fusion.symbols import LocalSymbols
 from shapejit.passes.inline_pointwise import is_injective
@@ -30,6 +32,7 @@ CLEAN = "canonicalize,cse"
 INLINE = f"shapejit-inline-pointwise,{CLEAN}"
 PACK = "shapejit-pack-weights{panel=4}"
 FORM = "shapejit-form-kernels"
+MERGE = f"shapejit-widen-bodies,shapejit-merge-products,{CLEAN}"
 VIEWS = f"shapejit-canonicalize-shapes,{CLEAN},shapejit-fold-views,{CLEAN}"
 
 random_sizes = st.tuples(st.sampled_from([0, 1, 1, 2, 3]), st.sampled_from([0, 1, 1, 2, 4]))
@@ -52,10 +55,10 @@ def assert_equal(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 def assert_formed(module: Any) -> None:
-    """What is left of the function are launches, reshapes and packs; each result has a launch."""
+    """Left of the function are launches, reshapes, copies of weights; each result has a launch."""
     [function] = sir.functions(module)
     ops = sir.operations(sir.body(function))[:-1]
-    assert {op.name for op in ops} <= {"shapejit.launch", "shapejit.view", "shapejit.pack"}
+    assert {op.name for op in ops} <= {"shapejit.launch", "shapejit.view", *sir.COPIES}
     run_pipeline(module, "shapejit-plan-memory", stage="test")  # it checks the results
     texts = [
         kernel.get_asm(use_local_scope=True).replace(f"@{name} ", "@ ")
@@ -81,6 +84,38 @@ def test_random_programs(stages: list[str], program: str, sizes: list[tuple[int,
             for x, size, want in zip(inputs, sizes, expected, strict=True):
                 assert_equal(run(module, x, size), want)
         assert_formed(module)
+
+
+def test_random_programs_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of one input become one, small kernels are merged, bodies are widened."""
+    # The products of random programs have six columns.
+    monkeypatch.setattr(merge_products, "SLICE_ALIGNMENT", 8)
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(
+        program=programs(projections=True),
+        sizes=st.lists(random_sizes, min_size=2, max_size=3),
+    )
+    def check(program: str, sizes: list[tuple[int, int]]) -> None:
+        with ir.Context(), ir.Location.unknown():
+            module = ir.Module.parse(program)
+            module.operation.attributes["shapejit.target"] = ir.StringAttr.get("cuda:sm_90a")
+            inputs = [arguments(*size) for size in sizes]
+            expected = [run(module, x, size) for x, size in zip(inputs, sizes, strict=True)]
+            for stage in (VIEWS, INLINE, MERGE, FORM, "shapejit-widen-bodies"):
+                run_pipeline(module, f"{stage},shapejit-verify-shapes", stage="test")
+                for x, size, want in zip(inputs, sizes, expected, strict=True):
+                    assert_equal(run(module, x, size), want)
+            assert_formed(module)
+            seen.update(op.name for op in sir.walk(module.operation))
+
+    check()
+    assert seen["shapejit.join"]
 
 
 # Locations ----------------------------------------------------------------------------------------

@@ -325,6 +325,29 @@ def ShapeJit_PackOp : ShapeJit_Op<"pack", [Pure]> {
   let hasVerifier = 1;
 }
 
+def ShapeJit_JoinOp : ShapeJit_Op<"join", [Pure]> {
+  let summary = "joins weights along a dimension, once, when they are bound";
+  let description = [{
+    The weights lie one after the other along dimension `dim`; their other sizes are equal.
+    Products of one input with several weights so become one product.
+
+    ```mlir
+    %w = shapejit.join %q, %k along 0
+        : (tensor<384x384xf32, #shapejit.shape<[384, 384]>>, tensor<128x384xf32, #shapejit.shape<[128, 384]>>)
+        -> tensor<512x384xf32, #shapejit.shape<[512, 384]>>
+    ```
+  }];
+  let arguments = (ins
+    Variadic<AnyRankedTensor>:$sources,
+    ConfinedAttr<I64Attr, [IntNonNegative]>:$dim
+  );
+  let results = (outs AnyRankedTensor:$result);
+  let assemblyFormat = [{
+    $sources `along` $dim attr-dict `:` functional-type($sources, $result)
+  }];
+  let hasVerifier = 1;
+}
+
 //===----------------------------------------------------------------------===//
 // Kernels
 //===----------------------------------------------------------------------===//

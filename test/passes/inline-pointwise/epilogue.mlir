@@ -245,3 +245,57 @@ func.func @two_tensors(%x: !x, %z: !x, %w: !w) -> !y {
   }
   return %0 : !y
 }
+
+// -----
+
+// A cast that only loops read is theirs: the product stores 16 bits. One that leaves the function is
+// an epilogue.
+
+!x = tensor<?x8xbf16, #shapejit.shape<[s0, 8]>>
+!w = tensor<8x8xbf16, #shapejit.shape<[8, 8]>>
+!f = tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+!r = tensor<?xf32, #shapejit.shape<[s0]>>
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#row = affine_map<(d0, d1) -> (d0)>
+#lhs = affine_map<(d0, d1, d2) -> (d0, d2)>
+#rhs = affine_map<(d0, d1, d2) -> (d1, d2)>
+#rhs_t = affine_map<(d0, d1, d2) -> (d2, d1)>
+shapejit.symbol @n {id = 0, min = 1, max = 64}
+// CHECK-LABEL: func.func @casts
+func.func @casts(%x: !x, %w: !w) -> (!r, !f, !f) {
+  // CHECK: shapejit.gemm
+  // CHECK-NOT: epilogue
+  // CHECK: rhs({{.*}} -> tensor<?x8xbf16
+  %0 = shapejit.gemm over [s0, 8, 8] lhs(%x at #lhs : !x) rhs(%w at #rhs : !w) -> !x
+  %1 = shapejit.loop over [s0, 8] ins(%0 at #id : !x) outs(#id : !f) {
+  ^bb0(%v: bf16):
+    %a = arith.extf %v : bf16 to f32
+    shapejit.yield %a : f32
+  }
+  // CHECK: shapejit.loop
+  // CHECK: outs(add
+  // CHECK: ^bb0(%{{.*}}: bf16):
+  %2 = shapejit.loop over [s0, 8] ins(%1 at #id : !f) outs(add #row : !r) {
+  ^bb0(%v: f32):
+    %a = arith.mulf %v, %v : f32
+    shapejit.yield %a : f32
+  }
+  // CHECK: shapejit.loop
+  // CHECK: ^bb0(%{{.*}}: bf16, %{{.*}}: f32):
+  %3 = shapejit.loop over [s0, 8] ins(%1 at #id : !f, %2 at #row : !r) outs(#id : !f) {
+  ^bb0(%v: f32, %s: f32):
+    %a = math.rsqrt %s : f32
+    %b = arith.mulf %v, %a : f32
+    shapejit.yield %b : f32
+  }
+  // CHECK: shapejit.gemm
+  // CHECK: epilogue
+  // CHECK: -> tensor<?x8xf32
+  %4 = shapejit.gemm over [s0, 8, 8] lhs(%x at #lhs : !x) rhs(%w at #rhs_t : !w) -> !x
+  %5 = shapejit.loop over [s0, 8] ins(%4 at #id : !x) outs(#id : !f) {
+  ^bb0(%v: bf16):
+    %a = arith.extf %v : bf16 to f32
+    shapejit.yield %a : f32
+  }
+  return %2, %3, %5 : !r, !f, !f
+}

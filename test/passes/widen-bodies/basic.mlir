@@ -1,4 +1,4 @@
-// RUN: shapejit-opt %s --shapejit-widen-epilogues | FileCheck %s
+// RUN: shapejit-opt %s --shapejit-widen-bodies | FileCheck %s
 
 // A linear layer in bf16 with gelu: the product, the sum with the bias and each step after it would
 // be rounded. Only what is stored is.
