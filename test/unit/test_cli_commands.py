@@ -316,7 +316,7 @@ def test_bench_beside_eager(models: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     assert row["difference"] < 1e-5
-    assert row["eager"].keys() == row["shapejit"].keys()
+    assert row["eager"].keys() == row["shapejit"].keys() == {"median", "p10", "p90", "host"}
 
 
 def test_a_saved_program_has_no_eager_model(sample: Path) -> None:
@@ -339,6 +339,23 @@ def test_the_difference_of_results() -> None:
     assert difference([nan], [1.0]) is None
     assert difference([1.0], [nan]) is None
     assert difference([inf], [-inf]) is None
+
+
+def test_the_worst_of_several_differences() -> None:
+    assert bench_module._worst([0.1, 0.3, 0.2]) == 0.3
+    assert bench_module._worst([0.1, None]) is None
+
+
+def test_results_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that only queues: its host time ends when it returns, its time with the result."""
+    now = [0.0]
+    monkeypatch.setattr(bench_module.time, "perf_counter", lambda: now[0])
+
+    def spend(seconds: float) -> None:
+        now[0] += seconds
+
+    (timing,) = bench_module._measure([lambda: spend(0.25)], 10, 0, lambda: spend(1.0))
+    assert (timing.median, timing.host) == (1250.0, 250.0)
 
 
 def test_systems_take_turns_and_every_call_is_timed() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,15 @@ from shapejit.cli.flags import (
 from shapejit.errors import ErrorId
 
 if TYPE_CHECKING:
+    import torch
+
     from shapejit.cli.calls import Call
     from shapejit.cli.specs import Sizes
 
 _ROUNDS = 5
 """The systems take turns in so many rounds, so that a drift of the machine meets both alike."""
+
+_OURS, _EAGER, _COMPILE = "shapejit", "eager", "compile"
 
 _EXAMPLES = (
     (
@@ -46,11 +50,17 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one system at one shape, in milliseconds."""
+    """Times of one system at one shape, in milliseconds.
+
+    Attributes:
+        median, p10, p90: until the result is there.
+        host: until the call returns, the median: on a GPU it does before the result is there.
+    """
 
     median: float
     p10: float
     p90: float
+    host: float
 
 
 @click.command("bench", cls=Command, examples=_EXAMPLES, short_help="Time calls of MODEL.")
@@ -83,8 +93,10 @@ class Timing:
 )
 @click.option(
     "--compare",
-    type=click.Choice(["eager"]),
-    help="Also time the model as PyTorch runs it, and compare the results.",
+    type=click.Choice([_EAGER, _COMPILE]),
+    multiple=True,
+    help="Also time the model as PyTorch runs it, or torch.compile(dynamic=True) of it, and "
+    "compare the results. Repeatable.",
 )
 @weights_option
 @json_option
@@ -96,7 +108,7 @@ def bench(
     iterations: int,
     warmup: int,
     threads: int | None,
-    compare: str | None,
+    compare: tuple[str, ...],
     weights: Path | None,
     as_json: bool,
     inputs: InputFlags,
@@ -115,8 +127,8 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     opened = open_program(model, flags, weights)
-    systems: dict[str, Callable[..., Any]] = {"shapejit": opened.program}
-    if compare is not None:
+    systems: dict[str, Callable[..., Any]] = {_OURS: opened.program}
+    for name in dict.fromkeys(compare):
         if opened.eager is None:
             raise ErrorId.SJ_CLI_006.error(
                 option="--compare",
@@ -124,20 +136,24 @@ def bench(
                 kind=opened.source.kind,
                 remedy="It holds no PyTorch model; pass the model itself, as file.py:function",
             )
-        systems["eager"] = opened.eager
+        compiled = name == _COMPILE
+        systems[name] = torch.compile(opened.eager, dynamic=True) if compiled else opened.eager
+    device = opened.program.signature.device
     rows = []
     with torch.inference_mode():
         for wanted in sizes or [None]:
             call = random_call(opened.program, wanted, inputs, opened.int_ranges)
-            calls = {name: _bound(system, call) for name, system in systems.items()}
+            calls = {name: _bound(system, call, device) for name, system in systems.items()}
             row: dict[str, Any] = {"inputs": call.shapes, "shapes": call.text}
             if len(calls) > 1:
-                row["difference"] = _difference(*(run() for run in calls.values()))
-            times = _measure(list(calls.values()), iterations, warmup)
+                ours, *others = (run() for run in calls.values())
+                row["difference"] = _worst(_difference(ours, theirs) for theirs in others)
+            times = _measure(list(calls.values()), iterations, warmup, _synchronizer(device))
             row |= {name: asdict(timing) for name, timing in zip(calls, times, strict=True)}
             rows.append(row)
     document = {
         "unit": "ms",
+        "device": str(device),
         "threads": torch.get_num_threads(),
         "iterations": iterations,
         "results": [{k: v for k, v in row.items() if k != "shapes"} for row in rows],
@@ -148,28 +164,61 @@ def bench(
         _print(rows, list(systems), document)
 
 
-def _bound(system: Callable[..., Any], call: Call) -> Callable[[], Any]:
-    return lambda: system(*call.args, **call.kwargs)
+def _bound(system: Callable[..., Any], call: Call, device: torch.device) -> Callable[[], Any]:
+    """A function that calls with the arguments, whose tensors are on the program's device."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: tensor.to(device), (call.args, call.kwargs)
+    )
+    return lambda: system(*args, **kwargs)
 
 
-def _measure(calls: Sequence[Callable[[], Any]], iterations: int, warmup: int) -> list[Timing]:
+def _synchronizer(device: torch.device) -> Callable[[], None]:
+    """A function that waits until all that was called is done."""
+    import torch
+
+    if device.type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.synchronize(device)
+
+
+def _measure(
+    calls: Sequence[Callable[[], Any]],
+    iterations: int,
+    warmup: int,
+    synchronize: Callable[[], None] = lambda: None,
+) -> list[Timing]:
     """Times of each of `calls`, which take turns in rounds."""
-    times: list[list[float]] = [[] for _ in calls]
+    times: list[list[tuple[float, float]]] = [[] for _ in calls]
     for round_ in range(_ROUNDS):
         count = iterations // _ROUNDS + (round_ < iterations % _ROUNDS)
         for call, taken in zip(calls, times, strict=True):
             for _ in range(warmup if round_ == 0 else min(warmup, 1)):
                 call()
             for _ in range(count):
+                synchronize()
                 start = time.perf_counter()
                 call()
-                taken.append((time.perf_counter() - start) * 1e3)
+                returned = time.perf_counter()
+                synchronize()
+                end = time.perf_counter()
+                taken.append(((end - start) * 1e3, (returned - start) * 1e3))
     return [_timing(taken) for taken in times]
 
 
-def _timing(milliseconds: Sequence[float]) -> Timing:
-    deciles = statistics.quantiles(milliseconds, n=10, method="inclusive")
-    return Timing(statistics.median(milliseconds), deciles[0], deciles[-1])
+def _timing(milliseconds: Sequence[tuple[float, float]]) -> Timing:
+    walls, hosts = zip(*milliseconds, strict=True)
+    deciles = statistics.quantiles(walls, n=10, method="inclusive")
+    return Timing(statistics.median(walls), deciles[0], deciles[-1], statistics.median(hosts))
+
+
+def _worst(differences: Iterable[float | None]) -> float | None:
+    """The greatest difference; None if one is None."""
+    found = list(differences)
+    known = [value for value in found if value is not None]
+    return max(known) if len(known) == len(found) else None
 
 
 def _difference(ours: Any, theirs: Any) -> float | None:
@@ -204,18 +253,20 @@ def _print(rows: Sequence[dict[str, Any]], systems: Sequence[str], document: Any
     table = Table(title=title, title_justify="left")
     table.add_column("shapes", overflow="fold")
     several = len(systems) > 1
+    statistics_ = ("median", "p10", "p90", *(["host"] if document["device"] != "cpu" else []))
     for system in systems:
-        for statistic in ("median", "p10", "p90"):
+        for statistic in statistics_:
             name = f"{system}\n{statistic}" if several else statistic
             table.add_column(name, justify="right")
+    for peer in systems[1:]:
+        table.add_column(f"median of\n{peer}", justify="right")
     if several:
-        table.add_column("median of\neager", justify="right")
         table.add_column("difference", justify="right")
     for row in rows:
-        cells = [f"{row[system][s]:.3f}" for system in systems for s in ("median", "p10", "p90")]
+        cells = [f"{row[system][s]:.3f}" for system in systems for s in statistics_]
+        cells += [f"{row[_OURS]['median'] / row[peer]['median']:.2f}" for peer in systems[1:]]
         if several:
-            ratio = row["shapejit"]["median"] / row["eager"]["median"]
             difference = row["difference"]
-            cells += [f"{ratio:.2f}", "nan" if difference is None else f"{difference:.1e}"]
+            cells.append("nan" if difference is None else f"{difference:.1e}")
         table.add_row(row["shapes"], *cells)
     console().print(table)

@@ -32,7 +32,7 @@ class SentenceEncoder(nn.Module):
             mask: int64 ``[batch, tokens]``, 1 at a token and 0 at padding.
 
         Returns:
-            float32 ``[batch, 384]``, rows of length 1.
+            ``[batch, 384]`` in the type of the weights, rows of length 1.
         """
         hidden = self.transformer(input_ids=ids, attention_mask=mask).last_hidden_state
         weights = mask.unsqueeze(-1).to(hidden.dtype)
@@ -55,8 +55,12 @@ def model_directory() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def load_encoder() -> SentenceEncoder:
-    """Loads the weights, in evaluation mode, without any access to the network."""
+def load_encoder(dtype: torch.dtype = torch.float32) -> SentenceEncoder:
+    """Loads the weights, in evaluation mode, without any access to the network.
+
+    Args:
+        dtype: what the weights are rounded to, whatever they are stored in.
+    """
     from transformers import AutoModel
     from transformers.utils import logging
 
@@ -64,7 +68,7 @@ def load_encoder() -> SentenceEncoder:
     transformer: Any = AutoModel.from_pretrained(
         model_directory(), attn_implementation="sdpa", local_files_only=True
     )
-    return SentenceEncoder(transformer).eval()
+    return SentenceEncoder(transformer).to(dtype).eval()
 
 
 def load_tokenizer() -> Tokenizer:

@@ -26,10 +26,21 @@ QUERIES = (
 
 
 class SearchIndex:
-    """Embeddings of the corpus, float32 ``[texts, 384]``, and the call that made them."""
+    """Embeddings of the corpus, float32 ``[texts, 384]`` on the CPU, and the call that made them.
 
-    def __init__(self, embed: Embed, tokenizer: Tokenizer, corpus: list[str]) -> None:
+    Args:
+        embed: ids and mask on `device` to embeddings there.
+    """
+
+    def __init__(
+        self,
+        embed: Embed,
+        tokenizer: Tokenizer,
+        corpus: list[str],
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+    ) -> None:
         self._embed = embed
+        self._device = device
         self._tokenizer = tokenizer
         self._corpus = corpus
         self.vectors = self._embed_texts(corpus)
@@ -48,6 +59,7 @@ class SearchIndex:
         for start in range(0, len(order), MAX_BATCH):
             chosen = order[start : start + MAX_BATCH]
             ids, mask = tokenize(self._tokenizer, [texts[i] for i in chosen], MAX_TOKENS)
-            for i, vector in zip(chosen, self._embed(ids, mask), strict=True):
+            embedded = self._embed(ids.to(self._device), mask.to(self._device))
+            for i, vector in zip(chosen, embedded.float().cpu(), strict=True):
                 vectors[i] = vector
         return torch.stack([vector for vector in vectors if vector is not None])

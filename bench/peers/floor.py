@@ -1,0 +1,116 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The floor: a CUDA graph of shapejit's own kernels for just one shape, beside the program.
+
+What a graph that serves all shapes of a region costs more than one that was captured for a single
+shape. Both run in one process, in turns, on the same inputs: each call by itself, host included,
+and in queues that keep the GPU busy, timed there.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from trace_models import Request
+
+from peers.base import NotApplicableError, Setting
+from peers.ours import ShapeJit
+
+OURS, FLOOR = "program", "graph"
+_ROUNDS = 9
+_QUEUED_MS = 8.0
+_PAUSE = 0.004
+
+
+def measure_floor(setting: Setting, deadline: float, seed: int) -> dict[str, Any]:
+    """Times of the program and of a graph of one of its calls, for each distinct shape.
+
+    Args:
+        deadline: of `time.monotonic`; shapes that it leaves no time for are left out.
+
+    Returns:
+        the compile, and a row for each shape, in microseconds.
+    """
+    if not setting.place.is_gpu:
+        raise NotApplicableError("there are CUDA graphs on a GPU only")
+    system = ShapeJit(setting)
+    built = system.build()
+    rows = []
+    shapes = list(dict.fromkeys(setting.requests))
+    random.Random(seed).shuffle(shapes)
+    for request in shapes:
+        if time.monotonic() > deadline:
+            break
+        rows.append(_shape(system, setting, request, random.Random(seed)))
+    return {"build": built, "shapes": len(shapes), "rows": sorted(rows, key=lambda r: r["request"])}
+
+
+def _shape(
+    system: ShapeJit, setting: Setting, request: Request, rng: random.Random
+) -> dict[str, Any]:
+    inputs = setting.inputs(request)
+    graph, held = _capture(system, inputs)
+    calls: dict[str, Callable[[], Any]] = {OURS: lambda: system(*inputs), FLOOR: graph.replay}
+    graph.replay()
+    equal = bool((held == system(*inputs)).all())
+    row: dict[str, Any] = {"request": list(request), "equal": equal}
+    for name, found in _alone(setting, calls, rng).items():
+        row[f"{name}_alone_us"] = found
+    for name, found in _queued(calls, row[f"{FLOOR}_alone_us"], rng).items():
+        row[f"{name}_queued_us"] = found
+    return row
+
+
+def _capture(system: ShapeJit, inputs: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            system(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        held = system(*inputs)
+    return graph, held
+
+
+def _alone(
+    setting: Setting, calls: dict[str, Callable[[], Any]], rng: random.Random
+) -> dict[str, float]:
+    """Median microseconds of wall time of a call with nothing else queued."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(3 * _ROUNDS):
+        for name in rng.sample(list(calls), len(calls)):
+            times[name].append(setting.place.time(calls[name], ())[1].wall)
+    return {name: round(statistics.median(values), 2) for name, values in times.items()}
+
+
+def _queued(
+    calls: dict[str, Callable[[], Any]], alone_us: float, rng: random.Random
+) -> dict[str, float]:
+    """Median microseconds of the GPU's time a call, of several that queue up.
+
+    Something else keeps the GPU busy while the first are queued, so that it never waits for the
+    host as long as a call takes less of the host than of the GPU.
+    """
+    count = max(4, min(100, int(_QUEUED_MS * 1e3 / alone_us)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name in rng.sample(list(calls), len(calls)):
+            torch.cuda.synchronize()
+            time.sleep(_PAUSE)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(400_000)
+            start.record()
+            for _ in range(count):
+                calls[name]()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / count)
+    return {name: round(statistics.median(values), 2) for name, values in times.items()}

@@ -1,0 +1,271 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Runs one system over one trace, in a process of its own, so that its memory is its alone.
+
+`traces.py` starts it as ``python trace_worker.py TASK``, with TASK a JSON file. What was measured
+is written to the task's `result` after every phase: a process that is stopped leaves what it had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import CHECKS, FLOOR, PEERS, NotApplicableError, Setting, System
+from peers.floor import measure_floor
+from trace_checks import check_widely
+from trace_exact import Exact, WrongResultError
+from trace_models import DTYPES, WORKLOADS
+from trace_place import Place, Times
+from trace_report import summarize
+
+EXACT = "exact"
+_FRESH = 24
+_QUEUES = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure.
+
+    Attributes:
+        peer: a name of `peers.PEERS`, or one of "floor", "checks" and "exact".
+        requests: how many of the trace to use.
+        passes: warm passes over the trace, after the cold one.
+        seconds: no phase starts after so many.
+        exact: folder of exact results.
+        result: file for what was measured.
+    """
+
+    workload: str
+    peer: str
+    device: str
+    dtype: str
+    requests: int
+    passes: int
+    seconds: float
+    seed: int
+    exact: str
+    result: str
+
+
+class Run:
+    """One system over one trace."""
+
+    def __init__(self, task: Task, setting: Setting, record: dict[str, Any]) -> None:
+        self.task = task
+        self.setting = setting
+        self.record = record
+        self._exact = Exact(Path(task.exact))
+        self._end = time.monotonic() + task.seconds
+        self._system: System
+        self._memory("weights")
+
+    def write(self) -> None:
+        """Writes what was measured so far, with figures drawn from it."""
+        summarize(self.record)
+        Path(self.task.result).write_text(json.dumps(self.record, default=str))
+
+    def everything(self) -> None:
+        """All phases, in an order in which none disturbs what a later one measures."""
+        self._build()
+        self._cold()
+        self._warm()
+        self._memory("end")
+        for phase in (self._fresh, self._queued, self._details):
+            if time.monotonic() < self._end:
+                phase()
+                self.write()
+
+    def _build(self) -> None:
+        start = time.perf_counter()
+        self._system = PEERS[self.task.peer](self.setting)
+        self.record["build"] = self._system.build()
+        self.record["build_s"] = round(time.perf_counter() - start, 3)
+        self._memory("built")
+        self.write()
+
+    def _cold(self) -> None:
+        """The trace in order of arrival; every result that can be checked is."""
+        columns = Columns()
+        errors = self.record["errors"] = []
+        with no_garbage_collection():
+            for request in self.setting.requests:
+                inputs = self.setting.inputs(request)
+                result, times = self.setting.place.time(self._system, inputs)
+                columns.add(times)
+                if (error := self._exact.check(request, result)) is not None:
+                    errors.append(error)
+                del inputs, result
+                self._memory("most")
+        self.record["cold"] = columns.lists
+        self._memory("served")
+        self.write()
+
+    def _warm(self) -> None:
+        """The trace again and again, shuffled; in the last pass results are checked again."""
+        requests = self.setting.requests
+        passes: list[list[Times]] = [[] for _ in requests]
+        rng = random.Random(self.task.seed)
+        for number in range(self.task.passes):
+            if number > 1 and time.monotonic() > self._end:
+                break
+            with no_garbage_collection():
+                for index in rng.sample(range(len(requests)), len(requests)):
+                    inputs = self.setting.inputs(requests[index])
+                    result, times = self.setting.place.time(self._system, inputs)
+                    passes[index].append(times)
+                    if number == self.task.passes - 1:
+                        self._exact.check(requests[index], result)
+                    del inputs, result
+            self.record["warm"] = medians(passes)
+            self.record["worst_warm_us"] = max(t.wall for row in passes for t in row)
+            self.record["passes"] = number + 1
+            self.write()
+        self._memory("most")
+
+    def _fresh(self) -> None:
+        """Sizes never seen before: the first call beside the second.
+
+        Both get new inputs, made in the same way just before, so that nothing but the size's being
+        new tells them apart.
+        """
+        requests = self.setting.workload.new_requests(_FRESH, self.task.seed)
+        if self.task.peer.startswith("buckets"):
+            # A bucketed system knows its batch sizes.
+            known = sorted({request[0] for request in self.setting.requests})
+            requests = [(known[i % len(known)], *r[1:]) for i, r in enumerate(requests)]
+        found: dict[str, list[Any]] = {"requests": [], "first_us": [], "second_us": []}
+        with no_garbage_collection():
+            for request in requests:
+                for column in ("first_us", "second_us"):
+                    inputs = self.setting.inputs(request)
+                    _, times = self.setting.place.time(self._system, inputs)
+                    found[column].append(round(times.wall, 1))
+                    del inputs
+                found["requests"].append(list(request))
+                if time.monotonic() > self._end:
+                    break
+        self.record["fresh"] = found
+
+    def _queued(self) -> None:
+        """The whole trace at once, without waiting for results: microseconds a request."""
+        inputs = [self.setting.inputs(request) for request in self.setting.requests]
+        times = []
+        for _ in range(_QUEUES):
+            self.setting.place.synchronize()
+            start = time.perf_counter()
+            for each in inputs:
+                self._system(*each)
+            self.setting.place.synchronize()
+            times.append((time.perf_counter() - start) * 1e6 / len(inputs))
+        self.record["queued_us"] = round(statistics.median(times), 2)
+
+    def _details(self) -> None:
+        try:
+            self.record["details"] = self._system.details()
+        except Exception as error:  # what was measured counts without it
+            self.record["details"] = {"error": brief(error)}
+
+    def _memory(self, when: str) -> None:
+        memory = self.record.setdefault("memory_mib", {})
+        now = self.setting.place.memory()
+        memory[when] = max(now, memory.get(when, 0)) if when == "most" else now
+        memory["reserved"] = self.setting.place.reserved()
+
+
+class Columns:
+    """Times of calls in columns: short in JSON."""
+
+    def __init__(self) -> None:
+        names = [field.name for field in dataclasses.fields(Times)]
+        self.lists: dict[str, list[float]] = {f"{name}_us": [] for name in names}
+
+    def add(self, times: Times) -> None:
+        for name, value in dataclasses.asdict(times).items():
+            self.lists[f"{name}_us"].append(round(value, 2))
+
+
+def medians(passes: list[list[Times]]) -> dict[str, list[float]]:
+    """The median of every request over the passes, in columns."""
+    columns = Columns()
+    for row in passes:
+        samples = zip(*map(dataclasses.astuple, row), strict=True)
+        columns.add(Times(*map(statistics.median, samples)))
+    return columns.lists
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collects before, not in between."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def brief(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+# ---------------------------------------------------------------------------
+# The process
+# ---------------------------------------------------------------------------
+
+
+def prepare(task: Task) -> Setting:
+    """The model on the device, with nothing else there but what torch needs."""
+    workload = WORKLOADS[task.workload]()
+    place = Place(task.device)
+    dtype = DTYPES[task.dtype]
+    model = workload.model(place.kind, dtype)
+    return Setting(workload, workload.requests[: task.requests], model, place, dtype)
+
+
+def measure(task: Task, record: dict[str, Any]) -> None:
+    """Fills the record."""
+    setting = prepare(task)
+    end = time.monotonic() + task.seconds
+    with torch.inference_mode():
+        if task.peer == EXACT:
+            Exact(Path(task.exact)).make(setting)
+        elif task.peer == FLOOR:
+            record["floor"] = measure_floor(setting, end, task.seed)
+        elif task.peer == CHECKS:
+            record["checks"] = check_widely(setting, end, task.seed)
+        else:
+            Run(task, setting, record).everything()
+
+
+def main() -> int:
+    task = Task(**json.loads(Path(sys.argv[1]).read_text()))
+    record: dict[str, Any] = {}
+    try:
+        measure(task, record)
+    except NotApplicableError as error:
+        record["not_applicable"] = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        record["error"] = str(error) if isinstance(error, WrongResultError) else brief(error)
+    summarize(record)
+    Path(task.result).write_text(json.dumps(record, default=str))
+    return 1 if "error" in record else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

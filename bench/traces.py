@@ -1,0 +1,289 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Traces of requests with varying shapes through shapejit and through what one would use instead.
+
+Each system serves the trace once in order of arrival, cold, and then several times warm, in a
+process of its own that starts with empty caches of compiled code. Measured are the wall time of
+each request until its result is there, the host's share of it, device memory with all that a
+system takes, sizes never seen before, and whether the results are right.
+
+    python bench/traces.py minilm                          # all systems, as far as time allows
+    python bench/traces.py bert --peers compile-auto       # one, beside eager and shapejit
+    python bench/traces.py minilm --peers floor,checks     # against exact-shape graphs; accuracy
+    python bench/traces.py tiny --device cpu --dtype f32 --peers buckets
+
+A run starts no system when `--seconds` are over and goes on where the last one stopped: results are
+kept in ``bench/results/traces-<GPU>.json``, with plots beside it. Eager PyTorch and shapejit are
+measured in every run, for ratios within it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import ANCHORS, CHECKS, FLOOR, OURS, PEERS
+from trace_exact import Exact
+from trace_models import DTYPES, WORKLOADS, real_weights
+from trace_report import criteria_text, dumps, plot, table
+from trace_worker import EXACT, Task
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+_ALL = (*ANCHORS, FLOOR, CHECKS, *(name for name in PEERS if name not in ANCHORS))
+_LEAST_SECONDS = 30.0
+_GRACE_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of this script over one model.
+
+    Attributes:
+        scratch: exact results and caches; kept between runs on the same machine.
+        end: of `time.monotonic`, when no system is started any more.
+    """
+
+    arguments: argparse.Namespace
+    workload: str
+    scratch: Path
+    end: float
+
+    def measure(self, peer: str) -> dict[str, Any]:
+        """What a process measured of a system; says under "error" what went wrong."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            result = Path(folder, "result.json")
+            task = self._task(peer, result)
+            Path(folder, "task.json").write_text(json.dumps(asdict(task)))
+            start = time.monotonic()
+            log, status = self._process(peer, Path(folder), task.seconds + _GRACE_SECONDS)
+            record: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
+        record["process_s"] = round(time.monotonic() - start, 1)
+        if status is None:
+            record["stopped"] = f"after {record['process_s']} s"
+        if status and "error" not in record:
+            record["error"] = f"the process ended with {status}: {log.strip()[-300:]}"
+        if "error" in record:
+            print(log[-2000:], flush=True)
+        return record
+
+    @property
+    def exact(self) -> Exact:
+        """The exact results, which all systems of a setting share."""
+        given = self.arguments
+        key = f"{self.workload}-{given.dtype}-{given.device}-{given.requests}"
+        return Exact(self.scratch / f"exact-{key}")
+
+    def _task(self, peer: str, result: Path) -> Task:
+        given = self.arguments
+        return Task(
+            workload=self.workload,
+            peer=peer,
+            device=given.device,
+            dtype=given.dtype,
+            requests=given.requests,
+            passes=given.passes,
+            seconds=max(self.end - time.monotonic(), _LEAST_SECONDS),
+            seed=given.seed,
+            exact=str(self.exact.folder),
+            result=str(result),
+        )
+
+    def _process(self, peer: str, folder: Path, seconds: float) -> tuple[str, int | None]:
+        """Output and status of a worker, None for one that took too long."""
+        command = [sys.executable, str(HERE / "trace_worker.py"), str(folder / "task.json")]
+        process = subprocess.Popen(
+            command, env=self._environment(peer, folder), start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            log, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # Its own children too, which torch.compile has.
+            os.killpg(process.pid, signal.SIGKILL)
+            log, _ = process.communicate()
+            return log, None
+        return log, process.returncode
+
+    def _environment(self, peer: str, folder: Path) -> dict[str, str]:
+        """Empty caches, but for what measures no compile: it may have shapejit's kernels."""
+        caches = self.scratch / "kernels" if peer in (FLOOR, CHECKS) else folder
+        # A CPU serves to try this out, beside whatever else runs there.
+        threads = {"OMP_NUM_THREADS": "1"} if self.arguments.device == "cpu" else {}
+        return {
+            **os.environ,
+            **threads,
+            "SHAPEJIT_CACHE_DIR": str(caches / "shapejit"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        }
+
+
+# ---------------------------------------------------------------------------
+# Results of several runs
+# ---------------------------------------------------------------------------
+
+
+def environment(arguments: argparse.Namespace) -> dict[str, Any]:
+    """GPU, versions and commit of a run."""
+    gpu = arguments.device == "cuda"
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True,
+        check=False,
+    ).stdout.strip()  # fmt: skip
+    return {
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "commit": arguments.commit or described or "unknown",
+    }
+
+
+def setting(arguments: argparse.Namespace, workload: str) -> dict[str, Any]:
+    """What has to be the same for results to stand side by side."""
+    return {
+        "workload": workload,
+        "dtype": arguments.dtype,
+        "requests": arguments.requests,
+        "weights": "real" if workload == "minilm" and real_weights() else "random",
+    }
+
+
+def measured(results: dict[str, Any], wanted: dict[str, Any]) -> set[str]:
+    """Systems that earlier runs have finished in a setting."""
+    return {
+        name
+        for run in results["runs"]
+        if run["setting"] == wanted
+        for name, record in run["systems"].items()
+        if "error" not in record and "stopped" not in record
+    }
+
+
+def todo(arguments: argparse.Namespace, results: dict[str, Any], workload: str) -> list[str]:
+    """Systems to measure, in order: the anchors, then what was asked for and is not there."""
+    asked = list(_ALL) if arguments.peers == ["all"] else arguments.peers
+    done = set() if arguments.again else measured(results, setting(arguments, workload))
+    if arguments.device == "cpu":
+        done.add(FLOOR)
+    rest = [name for name in asked if name not in ANCHORS and name not in done]
+    return [*ANCHORS, *rest]
+
+
+def merged(results: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The last finished record of every system in a setting."""
+    found: dict[str, Any] = {}
+    for run in results["runs"]:
+        if run["setting"] == wanted:
+            for name, record in run["systems"].items():
+                if name not in found or "error" not in record:
+                    found[name] = record
+    order = [name for name in _ALL if name in found]
+    return {name: found[name] for name in order}
+
+
+# ---------------------------------------------------------------------------
+# The run
+# ---------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace, results: dict[str, Any], workload: str, end: float) -> None:
+    """Measures one model, and writes the results after every system."""
+    systems: dict[str, Any] = {}
+    wanted = setting(arguments, workload)
+    names = todo(arguments, results, workload)
+    results["runs"].append(
+        {"environment": environment(arguments), "setting": wanted, "systems": systems}
+    )
+    session = Session(arguments, workload, arguments.scratch, end)
+    for name in names if session.exact.complete else [EXACT, *names]:
+        if time.monotonic() > end - _LEAST_SECONDS:
+            print(f"{workload} {name}: no time left", flush=True)
+            continue
+        record = session.measure(name)
+        print(f"{workload} {name}: {record['process_s']} s {record.get('summary', '')}", flush=True)
+        if name == EXACT:
+            if "error" in record:
+                raise SystemExit(f"no exact results: {record['error']}")
+            continue
+        systems[name] = record
+        arguments.output.write_text(dumps(results) + "\n")
+    report(arguments, results, workload)
+
+
+def report(arguments: argparse.Namespace, results: dict[str, Any], workload: str) -> None:
+    """Prints tables of this run and of all runs, and draws the plot."""
+    last = results["runs"][-1]
+    print(f"\n{workload}, {arguments.dtype}, {last['environment']['device']}: this run")
+    print(table(last["systems"]))
+    everything = merged(results, last["setting"])
+    if set(everything) - set(last["systems"]):
+        print("with the systems of earlier runs")
+        print(table(everything))
+    if workload == "minilm" and OURS in everything:
+        print(criteria_text(everything))
+    title = f"{workload}, {arguments.dtype}, {last['environment']['device']}"
+    path = arguments.output.with_name(f"{arguments.output.stem}-{workload}.png")
+    try:
+        plot(everything, title, path)
+    except ModuleNotFoundError as error:  # hosts with a GPU may have little else
+        print(f"no plot: {error}")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workloads", nargs="+", choices=WORKLOADS, metavar="MODEL",
+                        help=", ".join(WORKLOADS))  # fmt: skip
+    parser.add_argument("--peers", default="all", help=f"all, or some of {', '.join(_ALL)}")
+    parser.add_argument("--seconds", type=float, default=420, help="start nothing after")
+    parser.add_argument("--again", action="store_true", help="measure what is there already")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--requests", type=int, default=120, help="how much of the trace to use")
+    parser.add_argument("--passes", type=int, default=5, help="warm passes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commit", help="of the sources, where they are no repository")
+    parser.add_argument("--scratch", type=Path, help="folder for exact results and caches")
+    parser.add_argument("--output", type=Path, help="file of results")
+    given = parser.parse_args(arguments)
+    given.peers = given.peers.split(",")
+    if unknown := [name for name in given.peers if name not in (*_ALL, "all")]:
+        parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(_ALL)}")
+    if given.scratch is None:
+        given.scratch = Path(tempfile.gettempdir()) / "shapejit-traces"
+    given.scratch.mkdir(parents=True, exist_ok=True)
+    if given.output is None:
+        name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+        stem = name.replace("NVIDIA ", "").replace(" ", "-").lower()
+        given.output = RESULTS / f"traces-{stem}.json"
+    return given
+
+
+def main() -> int:
+    arguments = parse()
+    end = time.monotonic() + arguments.seconds
+    results: dict[str, Any] = {"runs": []}
+    if arguments.output.exists():
+        results = json.loads(arguments.output.read_text())
+    for workload in arguments.workloads:
+        run(arguments, results, workload, end)
+    wrong = [record for record in results["runs"][-1]["systems"].values() if "error" in record]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,574 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The benchmark of traces: its workloads and systems are right, its figures and records too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import pack_weights  # noqa: E402
+import peers  # noqa: E402
+import trace_checks  # noqa: E402
+import trace_worker  # noqa: E402
+import traces  # noqa: E402
+from peers import NotApplicableError, Setting, System  # noqa: E402
+from peers.buckets import Buckets  # noqa: E402
+from peers.compiled import Marked  # noqa: E402
+from peers.floor import measure_floor  # noqa: E402
+from trace_exact import Exact, WrongResultError, checked_requests, relative_error  # noqa: E402
+from trace_models import (  # noqa: E402
+    TRACES,
+    WORKLOADS,
+    Axis,
+    LlamaBlock,
+    Request,
+    RMSNorm,
+    Workload,
+    dynamic_shapes,
+    example,
+)
+from trace_place import Place, Times  # noqa: E402
+from trace_profile import Span, shares, split  # noqa: E402
+from trace_report import (  # noqa: E402
+    criteria,
+    dumps,
+    floor_ratios,
+    percentile,
+    plot,
+    ratios_to_ours,
+    summarize,
+    table,
+)
+
+CPU = Place("cpu")
+TRACED = [name for name in WORKLOADS if name != "tiny"]
+
+
+def setting_of(workload: Workload, dtype: torch.dtype = torch.float32) -> Setting:
+    return Setting(workload, workload.requests, workload.model("cpu", dtype), CPU, dtype)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Setting:
+    return setting_of(WORKLOADS["tiny"]())
+
+
+# Workloads ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_trace_stays_in_the_ranges_that_systems_are_told(name: str) -> None:
+    workload = WORKLOADS[name]()
+    assert len(workload.requests) == 120
+    for request in [*workload.requests, *workload.new_requests(50, seed=3), example(workload)]:
+        for size, axis in zip(request, workload.axes, strict=True):
+            assert axis.low <= size <= axis.high
+            assert size % axis.divisor == 0
+    assert not set(workload.new_requests(50, seed=3)) & set(workload.requests)
+    sizes = example(workload)
+    assert len(set(sizes)) == len(sizes)
+    assert min(sizes) > 1
+
+
+def test_the_data_states_its_licence() -> None:
+    assert "Apache License" in json.loads(TRACES.read_text())["about"]
+
+
+@pytest.mark.parametrize("name", ["minilm", "tiny"])
+def test_inputs_are_the_same_in_every_process_and_padded(name: str) -> None:
+    workload = WORKLOADS[name]()
+    ids, mask = workload.inputs((4, 50), "cpu", torch.bfloat16)
+    again = workload.inputs((4, 50), "cpu", torch.float32)
+    assert torch.equal(ids, again[0])
+    assert torch.equal(mask, again[1])
+    assert mask.sum(1)[0] == 50
+    assert mask.sum(1).unique().numel() > 1
+    assert bool((mask.diff(dim=1) <= 0).all())  # tokens first
+
+
+def test_images_are_channels_last_and_in_the_type() -> None:
+    (image,) = WORKLOADS["resnet"]().inputs((2, 160, 192), "cpu", torch.bfloat16)
+    assert image.shape == (2, 3, 160, 192)
+    assert image.dtype == torch.bfloat16
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_dims_name_the_axes_of_every_input() -> None:
+    ids, mask = dynamic_shapes(WORKLOADS["minilm"]())
+    assert ids == mask
+    assert [(ids[d].__name__, ids[d].min, ids[d].max) for d in (0, 1)] == [
+        ("batch", 1, 32),
+        ("tokens", 1, 256),
+    ]
+    (image,) = dynamic_shapes(WORKLOADS["resnet"]())
+    assert (image[2].min, image[2].max) == (160, 640)
+
+
+def test_weights_are_drawn_alike_in_every_process() -> None:
+    workload = WORKLOADS["tiny"]()
+    one, other = (workload.model("cpu", torch.float32).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_llama_block_is_that_of_its_definition() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    norm = RMSNorm(32).double()
+    torch.testing.assert_close(norm(x), functional.rms_norm(x, (32,), norm.weight, eps=1e-6))
+    block = LlamaBlock(32, 4, 48).double()
+    changed = x.clone()
+    changed[:, 3:] = 7.0
+    torch.testing.assert_close(block(x)[:, :3], block(changed)[:, :3])  # causal
+    assert not torch.allclose(block(x)[:, 3:], block(changed)[:, 3:])
+
+
+# Systems ------------------------------------------------------------------------------------------
+
+
+def test_buckets_give_what_the_model_gives(tiny: Setting) -> None:
+    buckets = Buckets(tiny)
+    assert buckets.build()["lengths"] == [16, 32, 64]
+    # The long one first: what it leaves in its bucket must not matter to the short one.
+    for request in [(2, 16), (2, 3), (2, 13), (1, 64), (1, 33), (4, 1)]:
+        inputs = tiny.inputs(request)
+        with torch.inference_mode():
+            result = buckets(*inputs)
+            torch.testing.assert_close(result, tiny.model(*inputs), atol=1e-5, rtol=1e-4)
+    assert len({id(result) for result in (buckets(*inputs), buckets(*inputs))}) == 2
+
+
+class Tokenwise(nn.Module):
+    """A model without a mask of its own: takes one besides, as BERT does."""
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        weights = torch.ones_like(ids) if mask is None else mask
+        total = (ids * weights).sum(1, keepdim=True)
+        return torch.stack((ids + total, ids - total), dim=-1).double()
+
+
+def small(model: Callable[[], nn.Module], draw: Callable[..., Any], padding: str | None) -> Setting:
+    axes = (Axis("batch", 1, 2), Axis("tokens", 1, 40))
+    requests: tuple[Request, ...] = ((1, 40), (2, 20), (1, 3))
+    return setting_of(
+        Workload("small", axes, model, draw, ({0: 0, 1: 1},), padding, lambda _: (1, 1), requests)
+    )
+
+
+def draw_ids(request: Request, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (torch.arange(1, 1 + math.prod(request)).reshape(request),)
+
+
+def test_buckets_make_a_mask_and_cut_padded_rows() -> None:
+    setting = small(Tokenwise, draw_ids, "mask")
+    buckets = Buckets(setting)
+    buckets.build()
+    for request in ((2, 40), (2, 33), (1, 3)):
+        inputs = setting.inputs(request)
+        assert torch.equal(buckets(*inputs), setting.model(*inputs))
+
+
+def test_buckets_of_a_causal_model_need_no_mask() -> None:
+    def draw(request: Request, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return (torch.randn(*request, 32, generator=torch.Generator().manual_seed(request[1])),)
+
+    setting = small(lambda: LlamaBlock(32, 4, 48), draw, "causal")
+    buckets = Buckets(setting)
+    with torch.inference_mode():
+        buckets.build()
+        for request in ((2, 40), (2, 33), (1, 3)):
+            inputs = setting.inputs(request)
+            expected = setting.model(*inputs)
+            torch.testing.assert_close(buckets(*inputs), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_cannot_be_padded_has_no_buckets() -> None:
+    with pytest.raises(NotApplicableError, match="padding changes the result"):
+        Buckets(small(Tokenwise, draw_ids, None))
+
+
+def test_marked_dims_are_compiled_ahead_once_for_each_size_of_one(tiny: Setting) -> None:
+    assert Marked(tiny)._examples() == [(2, 13), (1, 13)]
+    unit = dataclasses.replace(tiny, requests=[(2, 5), (2, 9), (3, 1)])
+    assert Marked(unit)._examples() == [(2, 5), (2, 1)]
+
+
+def test_there_is_no_floor_on_a_cpu(tiny: Setting) -> None:
+    with pytest.raises(NotApplicableError, match="GPU"):
+        measure_floor(tiny, math.inf, 0)
+
+
+# Exact results ------------------------------------------------------------------------------------
+
+
+def test_checked_requests_go_from_the_smallest_to_the_largest() -> None:
+    requests = [(a, b) for a in range(1, 9) for b in range(1, 9)]
+    random.Random(0).shuffle(requests)
+    checked = checked_requests(requests * 2, 10)
+    assert (checked[0], checked[-1]) == ((1, 1), (8, 8))
+    assert len(set(checked)) == 10
+    assert checked_requests([(2, 1), (1, 1), (2, 1)]) == [(1, 1), (2, 1)]
+
+
+def test_an_error_is_infinite_where_there_is_nothing_to_compare() -> None:
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert relative_error(torch.tensor([3.0, 4.5]), exact) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([3.0]), exact) == math.inf
+    assert relative_error(torch.tensor([3.0, math.nan]), exact) == math.inf
+    assert relative_error(torch.ones(0), torch.ones(0)) == 0
+
+
+def test_results_are_held_to_the_exact_ones(tiny: Setting, tmp_path: Path) -> None:
+    exact = Exact(tmp_path / "exact")
+    assert not exact.complete
+    exact.make(tiny)
+    assert exact.complete
+    request = checked_requests(tiny.requests)[0]
+    with torch.inference_mode():
+        result = tiny.model(*tiny.inputs(request))
+    found = exact.check(request, result)
+    assert found is not None
+    assert found["error"] == pytest.approx(found["eager"])
+    assert 0 < found["error"] < 1e-5
+    assert exact.check((3, 61), result) is None
+    with pytest.raises(WrongResultError, match=r"wrong at \(1, 3\)"):
+        exact.check(request, result * 1.001)
+
+
+# The worker ---------------------------------------------------------------------------------------
+
+
+def task_of(tmp_path: Path, peer: str, **more: Any) -> trace_worker.Task:
+    task = trace_worker.Task(
+        workload="tiny", peer=peer, device="cpu", dtype="f32", requests=5, passes=2, seconds=60,
+        seed=0, exact=str(tmp_path / "exact"), result=str(tmp_path / "result.json"),
+    )  # fmt: skip
+    return dataclasses.replace(task, **more)
+
+
+def with_system(monkeypatch: pytest.MonkeyPatch, make: Callable[[Setting], System]) -> None:
+    monkeypatch.setitem(peers.PEERS, "fake", make)
+
+
+class Fake(peers.base.Eager):
+    """Eager, with a result that is spoiled at one request or from some call on."""
+
+    spoiled_from = 10**9
+    spoiled_at: Request | None = None
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.calls = 0
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        self.calls += 1
+        result = super().__call__(*inputs)
+        wrong = self.calls > self.spoiled_from or tuple(inputs[0].shape) == self.spoiled_at
+        return result + 0.01 if wrong else result
+
+    def details(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+
+def test_a_system_is_measured_in_all_phases(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trace_worker.measure(task_of(tmp_path, trace_worker.EXACT), {})
+    with_system(monkeypatch, Fake)
+    record: dict[str, Any] = {}
+    trace_worker.measure(task_of(tmp_path, "fake"), record)
+    requests = WORKLOADS["tiny"]().requests[:5]
+    assert [len(record["cold"][name]) for name in ("wall_us", "call_us", "cpu_us")] == [5, 5, 5]
+    assert len(record["warm"]["wall_us"]) == 5
+    assert [tuple(e["request"]) for e in record["errors"]] == [
+        request for request in requests if request in checked_requests(requests)
+    ]
+    assert all(error["ratio"] == pytest.approx(1, abs=0.01) for error in record["errors"])
+    fresh = [tuple(request) for request in record["fresh"]["requests"]]
+    assert len(set(fresh)) == len(fresh) == trace_worker._FRESH
+    assert not set(fresh) & set(WORKLOADS["tiny"]().requests)
+    # Cold, two warm passes, pairs of new sizes, three queues.
+    assert record["details"]["calls"] == 5 * (1 + 2 + trace_worker._QUEUES) + 2 * len(fresh)
+    assert record["queued_us"] > 0
+    assert set(record["summary"]) >= {"p50_ms", "p99_ms", "worst_cold_ms", "fresh_ratio", "cpu_us"}
+    assert json.loads((tmp_path / "result.json").read_text())["warm"] == record["warm"]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [{"spoiled_at": (4, 5)}, {"spoiled_from": 12}],
+    ids=["at one shape", "in the last pass"],
+)
+def test_a_wrong_system_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoiled: dict[str, Any]
+) -> None:
+    trace_worker.measure(task_of(tmp_path, trace_worker.EXACT), {})
+    with_system(monkeypatch, type("Spoiled", (Fake,), spoiled))
+    with pytest.raises(WrongResultError, match="wrong at"):
+        trace_worker.measure(task_of(tmp_path, "fake", passes=3), {})
+
+
+def test_medians_are_by_request_and_column() -> None:
+    rows = [[Times(3, 1, 5), Times(9, 2, 4), Times(4, 3, 3)], [Times(7, 7, 7)]]
+    assert trace_worker.medians(rows) == {
+        "wall_us": [4, 7],
+        "call_us": [2, 7],
+        "cpu_us": [4, 7],
+    }
+
+
+def test_alternating_calls_that_differ_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tiny: Setting
+) -> None:
+    monkeypatch.setattr(trace_checks, "_TRIPLES", 5)
+    monkeypatch.setattr(trace_checks, "_ALTERNATIONS", 50)
+    monkeypatch.setattr(trace_checks, "_SHAPES", 6)
+    with torch.inference_mode():
+        monkeypatch.setattr(trace_checks, "ShapeJit", Fake)
+        found = trace_checks.check_widely(tiny, math.inf, 0)
+        assert (found["alternating_calls"], found["mismatches"]) == (50, 0)
+        assert [row["request"] for row in found["rows"][:4]] == [[1, 1], [4, 64], [1, 64], [4, 1]]
+        assert found["worst_ratio"] == pytest.approx(1)
+        assert found["overall_ratio"] == pytest.approx(1)
+        # 5 results against exact ones, 10 first results, and 50 alternating ones.
+        spoiled = type("Spoiled", (Fake,), {"spoiled_from": 5 + 10 + 30})
+        monkeypatch.setattr(trace_checks, "ShapeJit", spoiled)
+        assert trace_checks.check_widely(tiny, math.inf, 0)["mismatches"] == 20
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def record_of(
+    cold_ms: list[float], warm_ms: list[float], cpu_us: float = 30, **more: Any
+) -> dict[str, Any]:
+    def columns(walls: list[float]) -> dict[str, list[float]]:
+        many = len(walls)
+        return {
+            "wall_us": [1e3 * ms for ms in walls],
+            "call_us": [20.0] * many,
+            "cpu_us": [cpu_us] * many,
+        }
+
+    record = {
+        "build_s": 1.5, "cold": columns(cold_ms), "warm": columns(warm_ms),
+        "worst_warm_us": 1e3 * max(warm_ms), "memory_mib": {"end": 300.0}, **more,
+    }  # fmt: skip
+    summarize(record)
+    return record
+
+
+def test_figures_of_a_record() -> None:
+    record = record_of(
+        [250.0, 2.0, 12.0, 1.0], [1.0, 2.0, 3.0, 1.0],
+        fresh={"first_us": [2.0, 3.0, 9.0], "second_us": [2.0, 2.0, 3.0]},
+        errors=[
+            {"ratio": 0.75, "error": 3.0, "eager": 4.0},
+            {"ratio": 4 / 3, "error": 4.0, "eager": 3.0},
+        ],
+        details={"first_requests_of_regions": [1, 2]},
+    )  # fmt: skip
+    summary = record["summary"]
+    assert (summary["first_ms"], summary["worst_cold_ms"]) == (250, 250)
+    assert (summary["stalls_over_100ms"], summary["calls_over_10ms"]) == (1, 2)
+    assert (summary["p50_ms"], summary["p99_ms"], summary["worst_warm_ms"]) == (2.0, 3.0, 3.0)
+    assert summary["cold_beyond_warm_s"] == pytest.approx(0.258)
+    assert (summary["fresh_ratio"], summary["fresh_worst_ms"]) == (1.5, 0.009)
+    assert (summary["regions_seen"], summary["worst_first_in_region_ms"]) == (2, 12.0)
+    assert (summary["worst_error_ratio"], summary["error_ratio"]) == (1.3333, 1.0)
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 3.0
+    empty: dict[str, Any] = {"error": "no"}
+    summarize(empty)
+    assert "summary" not in empty
+
+
+FLOOR = {
+    "floor": {
+        "rows": [
+            {"request": [1, 1], "program_queued_us": 105.0, "graph_queued_us": 100.0,
+             "program_alone_us": 150.0, "graph_alone_us": 100.0},
+            {"request": [2, 1], "program_queued_us": 240.0, "graph_queued_us": 200.0,
+             "program_alone_us": 240.0, "graph_alone_us": 200.0},
+        ]
+    }
+}  # fmt: skip
+
+
+def test_tables_and_criteria(tmp_path: Path) -> None:
+    systems = {
+        "eager": record_of([400.0, 2.0, 2.0], [1.0, 2.0, 4.0]),
+        "shapejit": record_of(
+            [0.4, 0.5, 0.9], [0.25, 0.5, 1.0], fresh={"first_us": [2], "second_us": [1]}
+        ),
+        "floor": FLOOR,
+        "buckets": {"not_applicable": "no mask"},
+    }
+    assert ratios_to_ours(systems, "eager") == [4, 4, 4]
+    assert floor_ratios(FLOOR, "queued") == [1.05, 1.2]
+    text = table(systems)
+    assert "4.00 (4.00 to 4.00)" in text
+    assert "no mask" in text
+    assert "ours / floor, queued: 1.122, worst 1.200, 1 of 2 above 1.10" in text
+    held = {what: holds for what, _, _, holds in criteria(systems)}
+    assert held["warm p50, ms"] is False
+    assert held["ours / floor, worst"] is False
+    assert held["calls over 10 ms"] is True
+    assert held["CPU time a call, us"] is True
+    assert held["new shape / second time, median"] is False
+    assert held["error / eager's, 100 random shapes"] is None
+    assert held["best peer's p50 / ours (eager)"] is True
+    plot(systems, "title", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_are_json_with_short_lists() -> None:
+    value = {
+        "a": {"b": [1, 2.5, 3], "c": {}}, "rows": [{"x": [1, 2], "y": "z"}], "deep": [{"x": {}}],
+    }  # fmt: skip
+    text = dumps(value)
+    assert json.loads(text) == value
+    assert '"b": [1, 2.5, 3]' in text
+    assert '{"x": [1, 2], "y": "z"}' in text
+
+
+def test_shares_of_overlapping_kernels_add_up_to_the_call() -> None:
+    spans = [Span("a", 10.0, 14.0), Span("b", 12.0, 19.0), Span("a", 20.0, 21.0)]
+    total, found = shares(spans)
+    assert total == 11.0
+    assert [(s.name, s.count, s.share, s.duration) for s in found] == [
+        ("a", 2, 6.0, 5.0),  # 4, and 2 that hold the gap before it
+        ("b", 1, 5.0, 7.0),
+    ]
+    later = [Span(span.name, span.start + 100, span.end + 100) for span in spans]
+    assert split([*later, *spans], 2) == [spans, later]
+    with pytest.raises(ValueError, match="2 calls ran 3 kernels"):
+        split(spans, 2)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def arguments(tmp_path: Path, *more: str) -> Any:
+    given = ("tiny", "--device", "cpu", "--dtype", "f32", "--scratch", str(tmp_path / "scratch"))
+    return traces.parse([*given, "--output", str(tmp_path / "results.json"), *more])
+
+
+def run_with(options: Any, **systems: Any) -> dict[str, Any]:
+    return {"setting": traces.setting(options, "tiny"), "systems": systems, "environment": {}}
+
+
+def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    options = arguments(tmp_path, "--peers", "all")
+    done = run_with(
+        options, eager={"build_s": 1}, checks={"checks": {}}, buckets={"error": "wrong"},
+        **{"compile-auto": {"stopped": "after 9 s"}, "compile-dynamic": {"build_s": 2}},
+    )  # fmt: skip
+    results = {"runs": [done]}
+    assert traces.todo(options, results, "tiny") == [
+        *("eager", "shapejit", "buckets", "compile-marked", "buckets-compiled", "compile-auto"),
+    ]
+    again = arguments(tmp_path, "--peers", "checks", "--again")
+    assert traces.todo(again, results, "tiny") == ["eager", "shapejit", "checks"]
+    other = arguments(tmp_path, "--peers", "checks", "--requests", "4")
+    assert "checks" in traces.todo(other, results, "tiny")
+
+
+def test_later_runs_replace_earlier_records_unless_they_failed(tmp_path: Path) -> None:
+    options = arguments(tmp_path)
+    first = run_with(options, buckets={"build_s": 1}, eager={"build_s": 1})
+    later = run_with(options, buckets={"error": "wrong"}, eager={"build_s": 2})
+    found = traces.merged({"runs": [first, later]}, first["setting"])
+    assert found == {"eager": {"build_s": 2}, "buckets": {"build_s": 1}}
+
+
+def test_unknown_peers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(tmp_path, "--peers", "eager,tensorrt")
+    assert "no such peer: tensorrt" in capsys.readouterr().err
+
+
+WORKER = """\
+import json, subprocess, sys, time
+task = json.loads(open(sys.argv[1]).read())
+open(task["result"], "w").write(json.dumps({"build_s": 1.0}))
+if task["peer"] == "eager":
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+print("trouble", flush=True)
+sys.exit(3)
+"""
+
+
+def test_what_a_stopped_or_broken_process_left_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trace_worker.py").write_text(WORKER)
+    monkeypatch.setattr(traces, "HERE", tmp_path)
+    monkeypatch.setattr(traces, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(traces, "_GRACE_SECONDS", 3.0)
+    session = traces.Session(arguments(tmp_path), "tiny", tmp_path / "scratch", end=0.0)
+    stopped = session.measure("eager")
+    assert stopped["build_s"] == 1.0
+    assert stopped["stopped"].startswith("after ")
+    assert 3 <= stopped["process_s"] < 60
+    broken = session.measure("shapejit")
+    assert broken["build_s"] == 1.0
+    assert broken["error"] == "the process ended with 3: trouble"
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    command = [
+        sys.executable, BENCH / "traces.py", "tiny", "--device", "cpu", "--dtype", "f32", "--peers",
+        "shapejit", "--requests", "4", "--passes", "2", "--scratch", tmp_path, "--output", output,
+    ]  # fmt: skip
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (run,) = json.loads(output.read_text())["runs"]
+    assert list(run["systems"]) == ["eager", "shapejit"]
+    for record in run["systems"].values():
+        assert "error" not in record
+        assert len(record["cold"]["wall_us"]) == 4
+        assert record["summary"]["worst_error_ratio"] < 3
+    ours = run["systems"]["shapejit"]
+    assert ours["build"]["compile_s"] > 0
+    assert ours["details"]["stats"]["compiles"] == 1
+    assert ours["details"]["launches"] > 0
+    assert ours["details"]["load_s"] > 0
+    assert (tmp_path / "results-tiny.png").exists()
+    assert "time / ours" in process.stdout
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+def test_packed_weights_are_bfloat16_and_a_package(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text('{"hidden_size": 4, "torch_dtype": "float32"}')
+    (source / "tokenizer.json").write_text("{}")
+    weights = {"w": torch.randn(3, 4), "ids": torch.arange(5)}
+    save_file(weights, source / "model.safetensors")
+    package = pack_weights.write_package(source, tmp_path / "out")
+    assert (package / "__init__.py").exists()
+    config = json.loads((package / "model" / "config.json").read_text())
+    assert config == {"hidden_size": 4, "dtype": "bfloat16"}
+    packed = load_file(package / "model" / "model.safetensors")
+    assert torch.equal(packed["w"], weights["w"].bfloat16())
+    assert torch.equal(packed["ids"], weights["ids"])
