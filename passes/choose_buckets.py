@@ -35,8 +35,8 @@ constants and the divisors of symbols, gets the schedule that does without them.
 for sizes that may be either compiles two kernels, one with ``divisor = 8`` on the symbol, and picks
 one by the call.
 
-Breakpoints of kernels that share a size are aligned: each set of sizes in which no kernel changes
-its variant is a region, and regions are limited.
+Breakpoints of all kernels are aligned: each set of sizes in which no kernel changes its variant is
+a region, and regions are limited. Only those count that legal values of the symbols reach.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ from shapejit.passes.buckets.bindings import bindings_of
 from shapejit.passes.buckets.choice import Bucket, ChoiceError, ChoiceOptions, choose_for_kernels
 from shapejit.passes.buckets.device import H200, Device, device_of_target
 from shapejit.passes.buckets.histogram import expected_sizes, parse_histogram
-from shapejit.passes.buckets.kernels import GemmKernel, gemm_kernel, is_gemm_kernel
+from shapejit.passes.buckets.kernels import GemmKernel, gemm_kernel
+from shapejit.passes.buckets.samples import spread_samples
+from shapejit.passes.buckets.stated import StatedKernel, stated_kernel
 from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.families import GEMM, family_of, kernels_of
 from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
 
 
@@ -65,19 +68,25 @@ def _device(module: Any) -> Device:
     return device_of_target(ir.StringAttr(module.attributes["shapejit.target"]).value)
 
 
-def _gemm_kernels(module: Any) -> list[GemmKernel]:
+def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[StatedKernel]]:
+    """The gemms of a module, and the kernels whose families choose for themselves."""
     bindings = bindings_of(module)
-    found = []
-    for name, kernel in sir.kernels(module).items():
-        if is_gemm_kernel(kernel):
-            try:
-                found.append(gemm_kernel(name, kernel, bindings[name]))
-            except LoweringError as error:
-                raise PassFailure(kernel, f"this kernel {error}") from error
-    return found
+    gemms: list[GemmKernel] = []
+    stated: list[StatedKernel] = []
+    for name, kernel in kernels_of(module).items():
+        family = family_of(kernel)
+        assert family is not None
+        try:
+            if family is GEMM:
+                gemms.append(gemm_kernel(name, kernel, bindings[name]))
+            else:
+                stated.append(stated_kernel(name, kernel, bindings[name], family, device))
+        except LoweringError as error:
+            raise PassFailure(kernel, f"this kernel {error}") from error
+    return gemms, stated
 
 
-def _write(kernel: GemmKernel, buckets: Sequence[Bucket]) -> None:
+def _write(kernel: GemmKernel | StatedKernel, buckets: Sequence[Bucket]) -> None:
     """The dispatch of a kernel, behind it."""
     with kernel.op.location:
         ir.Operation.create(
@@ -102,7 +111,7 @@ def _erase_dispatches(module: Any, kernels: set[str]) -> None:
 @register_pass("shapejit-choose-buckets")
 @dataclass(frozen=True)
 class ChooseBuckets(Pass):
-    """Choose schedule variants of gemm kernels over intervals of their sizes."""
+    """Choose variants of kernels over intervals of their sizes."""
 
     max_variants: int = option(8, help="most variants of a kernel")
     max_regions: int = option(16, help="most regions of sizes with all variants fixed")
@@ -116,11 +125,12 @@ class ChooseBuckets(Pass):
             device = _device(module)
         except ValueError as error:
             raise PassFailure(module, str(error)) from error
-        kernels = _gemm_kernels(module)
+        gemms, stated = _kernels(module, device)
         try:
-            choices = choose_for_kernels(kernels, device, options)
+            choices = choose_for_kernels(gemms, stated, device, options, spread_samples(module))
         except ChoiceError as error:
             raise PassFailure(error.kernel.op, f"this kernel {error}") from error
+        kernels: list[GemmKernel | StatedKernel] = [*gemms, *stated]
         _erase_dispatches(module, {kernel.name for kernel in kernels})
         for kernel, buckets in zip(kernels, choices, strict=True):
             _write(kernel, buckets)

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from shapejit.passes.buckets.grid import (
     Cells,
+    Integers,
     SizeFunction,
     SizeOnAxis,
     cut,
@@ -22,6 +25,9 @@ from shapejit.passes.buckets.grid import (
 from shapejit.passes.buckets.histogram import Counts, cell_weights
 from shapejit.passes.buckets.kernels import GemmKernel
 from shapejit.passes.buckets.problem import Array
+from shapejit.passes.buckets.regions import SampledSizes
+from shapejit.passes.buckets.samples import evaluate
+from shapejit.passes.buckets.stated import StatedKernel
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.symbolic import Expr
 
@@ -30,19 +36,24 @@ class SharedAxes:
     """The axes of all kernels of a module.
 
     Args:
-        kernels: of the module.
+        kernels: the gemms of the module.
         schedules: the candidates of each.
+        stated: the kernels whose buckets are known.
 
     Attributes:
-        of_kernel: for each kernel, the numbers of its axes.
-        cells: of each axis.
+        of_kernel: for each kernel, the gemms first, the numbers of its axes.
+        cells: of each axis; some begin where a stated bucket does.
         copies: how many distinct sizes of the program lie along each axis.
     """
 
     def __init__(
-        self, kernels: Sequence[GemmKernel], schedules: Sequence[Sequence[GemmSchedule]]
+        self,
+        kernels: Sequence[GemmKernel],
+        schedules: Sequence[Sequence[GemmSchedule]],
+        stated: Sequence[StatedKernel] = (),
     ) -> None:
-        self._kernels = kernels
+        self._gemms = kernels
+        self._kernels: list[GemmKernel | StatedKernel] = [*kernels, *stated]
         self._sizes: list[tuple[Expr, ...]] = []
         self.of_kernel: list[tuple[int, ...]] = []
         members = self._group()
@@ -59,6 +70,19 @@ class SharedAxes:
         facts = self._kernels[0].bindings.facts  # those of the module
         ranges = {s: (low or 0, high) for s, (low, high) in facts.symbol_ranges.items()}
         return cell_weights(self.cells[axis], self._sizes[axis], expected, ranges)
+
+    def sampled(self, samples: Mapping[int, Integers]) -> SampledSizes:
+        """The sizes along the axes at samples of the module's symbols."""
+        numbers = [number for number, sizes in enumerate(self._sizes) for _ in sizes]
+        cells = [
+            np.searchsorted(self.cells[number].starts, evaluate(size, samples), side="right") - 1
+            for number, sizes in enumerate(self._sizes)
+            for size in sizes
+        ]
+        # Sizes below all cells are of no kernel.
+        return SampledSizes(
+            tuple(numbers), np.maximum(np.array(cells, dtype=np.int64), 0), self.copies
+        )
 
     def _group(self) -> list[list[tuple[int, int]]]:
         """The (kernel, own axis) pairs of each shared axis; joined if they share a size."""
@@ -87,19 +111,26 @@ class SharedAxes:
     ) -> Cells:
         ranges = [self._kernels[i].bindings.range(self._kernels[i].axes[a]) for i, a in members]
         highs = [high for _, high in ranges if high is not None]
-        rank = max(len(self._kernels[i].axes) for i, _ in members)
-        return cut(
+        gemms = [(i, a) for i, a in members if i < len(self._gemms)]
+        rank = max((len(self._gemms[i].axes) for i, _ in gemms), default=1)
+        cells = cut(
             min(low or 0 for low, _ in ranges),
             max(highs) if len(highs) == len(ranges) else None,
-            list(self._functions(members, schedules)),
+            list(self._functions(gemms, schedules)),
             max_cells(rank),
+        )
+        return cells.cut_at(
+            size
+            for i, a in members
+            if isinstance(kernel := self._kernels[i], StatedKernel)
+            for size in kernel.breakpoints(a)
         )
 
     def _functions(
         self, members: Sequence[tuple[int, int]], schedules: Sequence[Sequence[GemmSchedule]]
     ) -> Iterator[tuple[SizeFunction, int]]:
         for i, a in members:
-            for name, size in self._kernels[i].sizes.items():
+            for name, size in self._gemms[i].sizes.items():
                 if isinstance(size, SizeOnAxis) and size.axis == a:
                     for tile in tile_lengths(schedules[i], name):
                         yield size.function, tile

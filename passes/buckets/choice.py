@@ -1,6 +1,6 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The buckets of all gemm kernels of a module: times, partitions, regions, reasons."""
+"""The buckets of all kernels of a module: times, partitions, regions, reasons."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 
 from shapejit.passes.buckets.axes import SharedAxes
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.buckets.grid import Cells, grid_sizes
+from shapejit.passes.buckets.grid import Cells, Integers, grid_sizes
 from shapejit.passes.buckets.histogram import Counts
 from shapejit.passes.buckets.kernels import GemmKernel
 from shapejit.passes.buckets.model import Bound, CostModel, Parts, fitting
 from shapejit.passes.buckets.partition import Box, partition
 from shapejit.passes.buckets.problem import Array
-from shapejit.passes.buckets.regions import KernelTable, align_regions
+from shapejit.passes.buckets.regions import KernelTable, StatedTable, Table, align_regions
+from shapejit.passes.buckets.stated import StatedKernel
 from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule, worth_trying
 
 
@@ -73,19 +74,30 @@ class Bucket:
 
 
 def choose_for_kernels(
-    kernels: Sequence[GemmKernel], device: Device, options: ChoiceOptions
+    kernels: Sequence[GemmKernel],
+    stated: Sequence[StatedKernel],
+    device: Device,
+    options: ChoiceOptions,
+    samples: Mapping[int, Integers],
 ) -> list[list[Bucket]]:
-    """The buckets of each kernel, in the order of their lower corners.
+    """The buckets of each kernel, the gemms first, in the order of their lower corners.
+
+    Args:
+        kernels: the gemms.
+        stated: the other kernels.
+        device: the GPU.
+        options: how to choose.
+        samples: values of the module's symbols, by id, which say what combinations of sizes come.
 
     Raises:
-        ChoiceError: no candidate fits a kernel.
+        ChoiceError: no candidate fits a gemm.
     """
     models = [_model(kernel, device, options) for kernel in kernels]
-    axes = SharedAxes(kernels, [model.schedules for model in models])
+    axes = SharedAxes(kernels, [model.schedules for model in models], stated)
     weights = [axes.weights(number, options.expected) for number in range(axes.count)]
     parts: list[Parts] = []
     tables: list[KernelTable] = []
-    for kernel, model, own in zip(kernels, models, axes.of_kernel, strict=True):
+    for kernel, model, own in zip(kernels, models, axes.of_kernel, strict=False):
         problems, shape = grid_sizes([axes.cells[a] for a in own], kernel.sizes, kernel.traits)
         parts.append(model.parts(problems))
         times = parts[-1].time.reshape(*shape, len(model.schedules))
@@ -93,15 +105,51 @@ def choose_for_kernels(
         boxes = partition(times, weight, options.max_variants, options.tolerance)
         calls = max(len(kernel.bindings.launches), 1)
         tables.append(KernelTable(own, times, weight, tuple(boxes), calls))
-    aligned = align_regions(tables, axes.copies, options.max_regions)
-    return [
-        _Reasons(kernel, model, part, table.weights, [axes.cells[a] for a in table.axes]).buckets(
-            boxes
+    others = [
+        StatedTable(
+            own,
+            tuple(weights[a] for a in own),
+            other.boxes([axes.cells[a] for a in own]),
+            max(len(other.bindings.launches), 1),
         )
-        for kernel, model, part, table, boxes in zip(
-            kernels, models, parts, tables, aligned, strict=True
-        )
+        for other, own in zip(stated, axes.of_kernel[len(kernels) :], strict=True)
     ]
+    every: list[Table] = [*tables, *others]
+    aligned = align_regions(every, axes.sampled(samples), options.max_regions)
+    return [
+        *(
+            _Reasons(
+                kernel, model, part, table.weights, [axes.cells[a] for a in table.axes]
+            ).buckets(boxes)
+            for kernel, model, part, table, boxes in zip(
+                kernels, models, parts, tables, aligned, strict=False
+            )
+        ),
+        *(
+            _stated_buckets(other, [axes.cells[a] for a in table.axes], boxes)
+            for other, table, boxes in zip(stated, others, aligned[len(kernels) :], strict=True)
+        ),
+    ]
+
+
+def _stated_buckets(
+    kernel: StatedKernel, cells: Sequence[Cells], boxes: Sequence[Box]
+) -> list[Bucket]:
+    variants = kernel.variants
+    return [
+        Bucket(
+            *_corners(cells, box),
+            variants[box.candidate],
+            kernel.reason(variants[box.candidate]),
+        )
+        for box in boxes
+    ]
+
+
+def _corners(cells: Sequence[Cells], box: Box) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+    """The first and the last sizes of a box."""
+    lower = tuple(int(c.starts[i]) for c, i in zip(cells, box.lower, strict=True))
+    return lower, tuple(c.end(i) for c, i in zip(cells, box.upper, strict=True))
 
 
 def _model(kernel: GemmKernel, device: Device, options: ChoiceOptions) -> CostModel:
@@ -145,8 +193,7 @@ class _Reasons:
         """The buckets, sorted."""
         return [
             Bucket(
-                tuple(int(c.starts[i]) for c, i in zip(self._cells, box.lower, strict=True)),
-                tuple(c.end(i) for c, i in zip(self._cells, box.upper, strict=True)),
+                *_corners(self._cells, box),
                 str(self._model.schedules[box.candidate]),
                 self._reason(box),
             )

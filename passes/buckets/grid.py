@@ -11,7 +11,6 @@ to compute and is served by what serves 1.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -52,6 +51,16 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def cell(self, size: int) -> int:
+        """The cell that a size is in; of one out of range, the nearest cell."""
+        return max(int(np.searchsorted(self.starts, size, side="right")) - 1, 0)
+
+    def cut_at(self, sizes: Iterable[int]) -> Cells:
+        """The same cells, cut further before each of these sizes that is in range."""
+        first, high = int(self.starts[0]), self.high
+        inside = [s for s in sizes if s > first and (high is None or s <= high)]
+        return Cells(np.union1d(self.starts, np.array(inside, dtype=np.int64)), high)
 
     def end(self, cell: int) -> int | None:
         """The last size of a cell."""
@@ -106,27 +115,26 @@ def _thinned(starts: Integers, limit: int) -> Integers:
     first, last = max(int(starts[0]), 1), max(int(starts[-1]), 2)
     # Steps of this ratio reach the end in time; where sizes are dense, smaller ones do too.
     low, high = 0.0, math.log(last / first) / max(limit - 1, 1) + 1e-9
-    sizes = starts.tolist()
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if _spaced(sizes, math.exp(middle), limit) is None:
+        if _spaced(starts, math.exp(middle), limit) is None:
             low = middle
         else:
             high = middle
-    kept = _spaced(sizes, math.exp(high), limit)
+    kept = _spaced(starts, math.exp(high), limit)
     return starts[:1] if kept is None else starts[kept]
 
 
-def _spaced(sizes: list[int], ratio: float, limit: int) -> list[int] | None:
+def _spaced(sizes: Integers, ratio: float, limit: int) -> list[int] | None:
     """Places of sizes a ratio apart, or at least one place; None if there are more than `limit`."""
-    kept = [0]
-    while len(kept) <= limit:
-        after = max(sizes[kept[-1]] * ratio, 1.0)
-        # A list and not an array: single steps, of which there are thousands.
-        following = bisect_left(sizes, after, kept[-1] + 1)
-        if following >= len(sizes):
+    apart = np.searchsorted(sizes, np.maximum(sizes * ratio, 1.0))
+    following = np.maximum(apart, np.arange(1, len(sizes) + 1)).tolist()
+    kept, place, end = [0], 0, len(following)
+    for _ in range(limit):
+        place = following[place]
+        if place >= end:
             return kept
-        kept.append(following)
+        kept.append(place)
     return None
 
 

@@ -48,11 +48,6 @@ class GemmKernel:
     unaligned: str | None
 
 
-def is_gemm_kernel(kernel: Any) -> bool:
-    """Whether a kernel's op is a gemm."""
-    return any(op.name == "shapejit.gemm" for op in sir.operations(sir.body(kernel)))
-
-
 def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
     """What the choice depends on for a kernel with a gemm.
 

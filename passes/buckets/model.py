@@ -109,6 +109,8 @@ def stage_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
 def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
     """Bytes in which results wait for their store, and partial sums for their reduction."""
     columns = schedule.columns
+    if schedule.family == "persistent" and columns % _ROWS:
+        return 0  # stored straight from registers
     line = min(columns, 128) if schedule.family == "persistent" else _ROWS
     staged = schedule.consumers * _ROWS * line * 2
     if schedule.split == 1:

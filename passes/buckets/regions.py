@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -21,9 +23,41 @@ from shapejit.passes.buckets.partition import Box, losses, merge_equal
 from shapejit.passes.buckets.problem import Array
 
 
+class Table(Protocol):
+    """A kernel with the partition that it would have alone.
+
+    Attributes:
+        axes: number of the shared axis of each of its own.
+        boxes: its partition.
+    """
+
+    @property
+    def axes(self) -> tuple[int, ...]: ...
+
+    @property
+    def boxes(self) -> tuple[Box, ...]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells along each of its axes."""
+
+    def variants(self) -> tuple[int, ...]:
+        """The candidates that serve some box."""
+
+    def slabs(self, cuts: Sequence[Integers]) -> Array:
+        """What each variant adds to the program's time in the blocks between the cuts.
+
+        Args:
+            cuts: of each shared axis, the cells before which it is cut.
+
+        Returns:
+            (blocks along each of the table's axes.., variants).
+        """
+
+
 @dataclass(frozen=True)
 class KernelTable:
-    """A kernel with the partition that it would have alone.
+    """A kernel of which the time of every candidate is known; see `Table`.
 
     Attributes:
         axes: number of the shared axis of each of its own.
@@ -39,6 +73,12 @@ class KernelTable:
     boxes: tuple[Box, ...]
     calls: int = 1
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells along each axis."""
+        shape: tuple[int, ...] = self.weights.shape
+        return shape
+
     def variants(self) -> tuple[int, ...]:
         """The candidates that serve some box."""
         return tuple(sorted({box.candidate for box in self.boxes}))
@@ -49,36 +89,181 @@ class KernelTable:
             float((np.log(self.times.min(axis=-1)) * self.weights).sum() / self.weights.sum())
         )
 
+    def slabs(self, cuts: Sequence[Integers]) -> Array:
+        """See `Table`."""
+        weighted = self._weighted
+        for own, shared in enumerate(self.axes):
+            weighted = np.add.reduceat(weighted, _starts(cuts[shared]), axis=own)
+        return weighted
 
-def region_count(cuts: Sequence[Integers], copies: Sequence[int]) -> int:
-    """How many regions axes that are cut at these cells have; an axis counts once a copy."""
-    return math.prod((len(c) + 1) ** n for c, n in zip(cuts, copies, strict=True))
+    @cached_property
+    def _weighted(self) -> Array:
+        """What serving a cell by a variant adds to the program's time, in its mean time's unit."""
+        loss = losses(self.times)[..., list(self.variants())]
+        result: Array = loss * self.weights[..., np.newaxis] * self.mean_time()
+        return result
 
 
-def align_regions(
-    tables: Sequence[KernelTable], copies: Sequence[int], max_regions: int
-) -> list[list[Box]]:
+@dataclass(frozen=True)
+class StatedTable:
+    """A kernel whose family states its buckets, and no times; see `Table`.
+
+    Serving a size by a variant of another bucket is taken to cost a fixed share of a fixed time.
+
+    Attributes:
+        axes: number of the shared axis of each of its own.
+        weights: of the cells of each axis; they sum to 1.
+        boxes: its buckets, with the numbers of the variants as candidates.
+        calls: of the kernel in a run of the program.
+    """
+
+    axes: tuple[int, ...]
+    weights: tuple[Array, ...]
+    boxes: tuple[Box, ...]
+    calls: int = 1
+
+    #: A kernel beside the products of a model at sizes at which choices matter, in microseconds.
+    _TIME = 4.0
+    #: What the second-best variant costs more, by what families say of theirs.
+    _LOSS = 0.15
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells along each axis."""
+        return tuple(map(len, self.weights))
+
+    def variants(self) -> tuple[int, ...]:
+        """The variants that serve some box."""
+        return tuple(sorted({box.candidate for box in self.boxes}))
+
+    def slabs(self, cuts: Sequence[Integers]) -> Array:
+        """See `Table`."""
+        slabs = self._own_slabs
+        for own, shared in enumerate(self.axes):
+            shares = self._overlaps(own, cuts[shared])
+            slabs = np.moveaxis(np.tensordot(shares, slabs, axes=(1, own)), 0, own)
+        return slabs
+
+    @cached_property
+    def _own_cuts(self) -> list[Integers]:
+        return [
+            np.array(sorted({box.lower[own] for box in self.boxes} - {0}), dtype=np.int64)
+            for own in range(len(self.axes))
+        ]
+
+    @cached_property
+    def _own_slabs(self) -> Array:
+        """The loss of every variant in the blocks between the kernel's own breakpoints."""
+        starts = [_starts(cuts) for cuts in self._own_cuts]
+        variants = self.variants()
+        loss = np.zeros((*map(len, starts), len(variants)))
+        for block in np.ndindex(loss.shape[:-1]):
+            cell = tuple(int(s[i]) for s, i in zip(starts, block, strict=True))
+            serving = next(box.candidate for box in self.boxes if _holds(box, cell))
+            loss[block] = [self._LOSS * (variant != serving) for variant in variants]
+        return loss * self._TIME * self.calls
+
+    def _overlaps(self, own: int, cuts: Integers) -> Array:
+        """The weight that each block between the cuts has of each between the own breakpoints."""
+        pieces = np.union1d(_starts(cuts), _starts(self._own_cuts[own]))
+        masses = np.add.reduceat(self.weights[own], pieces)
+        result = np.zeros((len(cuts) + 1, len(self._own_cuts[own]) + 1))
+        rows = np.searchsorted(cuts, pieces, side="right")
+        columns = np.searchsorted(self._own_cuts[own], pieces, side="right")
+        result[rows, columns] = masses
+        return result
+
+
+def _holds(box: Box, cell: Sequence[int]) -> bool:
+    return all(low <= i <= high for i, low, high in zip(cell, box.lower, box.upper, strict=True))
+
+
+def _starts(cuts: Integers) -> Integers:
+    starts: Integers = np.concatenate([[0], cuts]).astype(np.int64)
+    return starts
+
+
+class Sizes(Protocol):
+    """The sizes that calls of a program have along the shared axes."""
+
+    @property
+    def copies(self) -> Sequence[int]:
+        """Of each axis, how many distinct sizes of the program lie along it."""
+
+    def merged(self, cuts: Sequence[Integers]) -> Sizes:
+        """The same, as far as they differ when the axes are cut before these cells."""
+
+    def regions(self, cuts: Sequence[Integers]) -> int:
+        """How many regions there are when the axes are cut before these cells."""
+
+
+@dataclass(frozen=True)
+class IndependentSizes:
+    """Sizes of which any combination may come; see `Sizes`."""
+
+    copies: Sequence[int]
+
+    def merged(self, cuts: Sequence[Integers]) -> IndependentSizes:
+        """See `Sizes`."""
+        return self
+
+    def regions(self, cuts: Sequence[Integers]) -> int:
+        """See `Sizes`."""
+        return math.prod((len(c) + 1) ** n for c, n in zip(cuts, self.copies, strict=True))
+
+
+@dataclass(frozen=True)
+class SampledSizes:
+    """Sizes that depend on each other, as batch and batch times length do; see `Sizes`.
+
+    Attributes:
+        axes: the number of the axis of each size.
+        cells: the cell in which it lies in each sample, (sizes, samples).
+        copies: see `Sizes`.
+    """
+
+    axes: tuple[int, ...]
+    cells: Integers
+    copies: Sequence[int]
+
+    def merged(self, cuts: Sequence[Integers]) -> SampledSizes:
+        """See `Sizes`."""
+        if not self.axes:
+            return SampledSizes((), np.zeros((0, 1), np.int64), self.copies)
+        starts = [
+            _starts(cuts[axis])[np.searchsorted(cuts[axis], cells, side="right")]
+            for axis, cells in zip(self.axes, self.cells, strict=True)
+        ]
+        return SampledSizes(self.axes, np.unique(np.array(starts), axis=1), self.copies)
+
+    def regions(self, cuts: Sequence[Integers]) -> int:
+        """See `Sizes`."""
+        return int(self.merged(cuts).cells.shape[1])
+
+
+def align_regions(tables: Sequence[Table], sizes: Sizes, max_regions: int) -> list[list[Box]]:
     """The partitions of all kernels with at most `max_regions` regions.
 
     Args:
         tables: the kernels.
-        copies: of each shared axis, how many independent sizes of the program lie along it.
+        sizes: along the shared axes.
         max_regions: at least 1.
 
     Returns:
         The boxes of each kernel: its own ones if nothing had to be dropped.
     """
-    cuts = [_own_cuts(tables, axis) for axis in range(len(copies))]
-    if region_count(cuts, copies) <= max_regions:
+    cuts = [_own_cuts(tables, axis) for axis in range(len(sizes.copies))]
+    # Cuts are only dropped, and fewer do not tell apart what these do not.
+    sizes = sizes.merged(cuts)
+    if sizes.regions(cuts) <= max_regions:
         return [list(table.boxes) for table in tables]
-    weighted = [_weighted(table) for table in tables]
-    while region_count(cuts, copies) > max_regions:
-        axis, position = _cheapest_cut(tables, weighted, cuts, copies)
+    while sizes.regions(cuts) > max_regions:
+        axis, position = _cheapest_cut(tables, cuts, sizes.copies)
         cuts[axis] = np.delete(cuts[axis], position)
-    return [_served(table, w, cuts) for table, w in zip(tables, weighted, strict=True)]
+    return [_served(table, cuts) for table in tables]
 
 
-def _own_cuts(tables: Sequence[KernelTable], axis: int) -> Integers:
+def _own_cuts(tables: Sequence[Table], axis: int) -> Integers:
     """The cells before which some kernel's box starts, without the first cell."""
     found = {
         box.lower[own]
@@ -90,31 +275,13 @@ def _own_cuts(tables: Sequence[KernelTable], axis: int) -> Integers:
     return np.array(sorted(found - {0}), dtype=np.int64)
 
 
-def _weighted(table: KernelTable) -> Array:
-    """What serving a cell by a variant adds to the program's time, in its mean time's unit."""
-    loss = losses(table.times)[..., list(table.variants())]
-    result: Array = loss * table.weights[..., np.newaxis] * table.mean_time()
-    return result
-
-
-def _slabs(table: KernelTable, weighted: Array, cuts: Sequence[Integers]) -> Array:
-    """The sums over the blocks between the cuts, (blocks.., variants)."""
-    for own, shared in enumerate(table.axes):
-        starts = np.concatenate([[0], cuts[shared]]).astype(np.int64)
-        weighted = np.add.reduceat(weighted, starts, axis=own)
-    return weighted
-
-
 def _cheapest_cut(
-    tables: Sequence[KernelTable],
-    weighted: Sequence[Array],
-    cuts: Sequence[Integers],
-    copies: Sequence[int],
+    tables: Sequence[Table], cuts: Sequence[Integers], copies: Sequence[int]
 ) -> tuple[int, int]:
     """The axis and the position of the cut whose loss is least for the regions that it saves."""
     added = [np.zeros(len(c)) for c in cuts]
-    for table, weight in zip(tables, weighted, strict=True):
-        slabs = _slabs(table, weight, cuts)
+    for table in tables:
+        slabs = table.slabs(cuts)
         for own, shared in enumerate(table.axes):
             along = np.moveaxis(slabs, own, 0)
             apart = along.min(axis=-1)
@@ -129,12 +296,11 @@ def _cheapest_cut(
     return axis, position
 
 
-def _served(table: KernelTable, weighted: Array, cuts: Sequence[Integers]) -> list[Box]:
+def _served(table: Table, cuts: Sequence[Integers]) -> list[Box]:
     """A box for each block between the cuts, joined where one variant serves neighbours."""
-    slabs = _slabs(table, weighted, cuts)
-    variants, best = table.variants(), slabs.argmin(axis=-1)
-    starts = [np.concatenate([[0], cuts[shared]]).astype(np.int64) for shared in table.axes]
-    ends = [np.append(s[1:], size) - 1 for s, size in zip(starts, table.weights.shape, strict=True)]
+    variants, best = table.variants(), table.slabs(cuts).argmin(axis=-1)
+    starts = [_starts(cuts[shared]) for shared in table.axes]
+    ends = [np.append(s[1:], size) - 1 for s, size in zip(starts, table.shape, strict=True)]
     boxes = [
         Box(
             tuple(int(s[i]) for s, i in zip(starts, block, strict=True)),

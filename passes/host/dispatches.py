@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,13 @@ class Bucket:
     upper: tuple[int | None, ...]
     variant: str
     reason: str
+
+    def holds(self, sizes: Sequence[int | None]) -> bool:
+        """Whether sizes on the axes are in the box; None is in any."""
+        return all(
+            size is None or (low <= size and (high is None or size <= high))
+            for size, low, high in zip(sizes, self.lower, self.upper, strict=True)
+        )
 
     @staticmethod
     def of(attribute: Any) -> Bucket:
@@ -76,6 +83,15 @@ class Dispatch:
         """The distinct variants, in the order of the buckets."""
         return tuple(dict.fromkeys(bucket.variant for bucket in self.buckets))
 
+    def number(self, sizes: Sequence[int | None]) -> int:
+        """The number, in `variants`, of the one that serves sizes on the axes.
+
+        Args:
+            sizes: None for one that does not matter.
+        """
+        bucket = next((b for b in self.buckets if b.holds(sizes)), self.buckets[-1])
+        return self.variants.index(bucket.variant)
+
     def module_name(self, variant: str) -> str:
         """Name of the ``gpu.module`` with a variant, as the lowering of kernels gives it."""
         return f"{self.kernel}__{variant}"
@@ -99,6 +115,35 @@ def interfaces(module: Any) -> dict[str, KernelInterface]:
         for op in sir.operations(sir.module_block(module))
         if op.name == "gpu.module" and INTERFACE in op.attributes
     }
+
+
+def variants_of(
+    kernel: str, found: Mapping[str, Dispatch], known: Mapping[str, KernelInterface]
+) -> tuple[Dispatch, list[KernelInterface]]:
+    """The dispatch of a kernel, and the interfaces of its variants in their order.
+
+    Args:
+        kernel: its name.
+        found: as `dispatches` gives them.
+        known: as `interfaces` gives them.
+
+    Raises:
+        LookupError: the kernel has no dispatch, or a variant no module; says what makes it.
+    """
+    if kernel not in found:
+        raise LookupError(
+            f"kernel @{kernel} has no dispatch; run shapejit-choose-buckets before "
+            "shapejit-lower-to-host"
+        )
+    dispatch = found[kernel]
+    for variant in dispatch.variants:
+        name = dispatch.module_name(variant)
+        if name not in known:
+            raise LookupError(
+                f"variant {variant} of kernel @{kernel} has no gpu.module @{name} with an "
+                "interface; run the pass that lowers such kernels before shapejit-lower-to-host"
+            )
+    return dispatch, [known[dispatch.module_name(variant)] for variant in dispatch.variants]
 
 
 def _ops(module: Any) -> Iterator[Any]:

@@ -36,6 +36,12 @@ def load(element: Any, base: Value, position: int) -> Value:
     return llvm.load(element, _element(element, base, position))
 
 
+def load_at(element: Any, base: Value, position: Value) -> Value:
+    """``base[position]`` of an array of `element`, at an i64 position."""
+    address = llvm.GEPOp(pointer_type(), base, [position], [_DYNAMIC_INDEX], element, 0).result
+    return llvm.load(element, address)
+
+
 def store(value: Value, base: Value, position: int) -> None:
     """``base[position] = value``"""
     llvm.store(value, _element(value.type, base, position))

@@ -28,7 +28,7 @@ from mlir.dialects import arith, func, llvm, scf
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.cpu.indexing import Indexer
-from shapejit.passes.host.dispatches import Bucket, Dispatch
+from shapejit.passes.host.dispatches import Bucket, Dispatch, variants_of
 from shapejit.passes.host.entry import Value, integer_type, load, pointer_type, store
 from shapejit.symbolic import Expr
 
@@ -66,13 +66,7 @@ class Launchers:
         """
         if kernel in self._made:
             return
-        if kernel not in self._dispatches:
-            raise LookupError(
-                f"kernel @{kernel} has no dispatch; run shapejit-choose-buckets before "
-                "shapejit-lower-to-host"
-            )
-        dispatch = self._dispatches[kernel]
-        variants = [self._interface(dispatch, variant) for variant in dispatch.variants]
+        dispatch, variants = variants_of(kernel, self._dispatches, self._interfaces)
         if not self._made:
             self._declare_runtime()
         self._made.add(kernel)
@@ -80,15 +74,6 @@ class Launchers:
         self.table += map(dispatch.module_name, dispatch.variants)
         with ir.InsertionPoint.at_block_begin(self._block):
             _Launcher(dispatch, variants, num_pointers, num_sizes).emit(first)
-
-    def _interface(self, dispatch: Dispatch, variant: str) -> KernelInterface:
-        name = dispatch.module_name(variant)
-        if name not in self._interfaces:
-            raise LookupError(
-                f"variant {variant} of kernel @{dispatch.kernel} has no gpu.module @{name} with an "
-                "interface; run shapejit-lower-gemm-to-nvgpu before shapejit-lower-to-host"
-            )
-        return self._interfaces[name]
 
     def _declare_runtime(self) -> None:
         signature = ir.Type.parse("!llvm.func<i32 (ptr, ptr, ptr, ptr, ptr)>")

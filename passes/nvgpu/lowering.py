@@ -36,6 +36,15 @@ def is_gemm(kernel: Any) -> bool:
     return any(op.name == "shapejit.gemm" for op in sir.operations(sir.body(kernel)))
 
 
+def check(kernel: Any) -> None:
+    """Checks that a kernel with a gemm can be lowered, whatever the variant.
+
+    Raises:
+        LoweringError: it cannot.
+    """
+    gemm_problem(kernel)
+
+
 def dispatched(module: Any) -> dict[str, list[GemmSchedule]]:
     """The distinct schedules that the ``shapejit.dispatch`` ops of a module name, by gemm kernel.
 
@@ -49,16 +58,18 @@ def dispatched(module: Any) -> dict[str, list[GemmSchedule]]:
             kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
             if not is_gemm(kernels[kernel]):
                 continue
-            names = dict.fromkeys(map(_variant, ir.ArrayAttr(op.attributes["buckets"])))
-            found[kernel] = [GemmSchedule.parse(name) for name in names]
+            found[kernel] = [GemmSchedule.parse(name) for name in dispatched_variants(op)]
     return found
 
 
-def _variant(bucket: Any) -> str:
-    """The variant that a ``#shapejit.bucket<[lower], [upper], "variant", "reason">`` names."""
-    match = _BUCKET_VARIANT.search(str(bucket))
-    assert match is not None, bucket
-    return match[1]
+def dispatched_variants(dispatch: Any) -> list[str]:
+    """The distinct variants that a ``shapejit.dispatch`` names, in the order of its buckets."""
+    names: dict[str, None] = {}
+    for bucket in ir.ArrayAttr(dispatch.attributes["buckets"]):
+        match = _BUCKET_VARIANT.search(str(bucket))
+        assert match is not None, bucket
+        names[match[1]] = None
+    return list(names)
 
 
 def variant_name(kernel: Any, schedule: GemmSchedule) -> str:

@@ -7,6 +7,7 @@ manifest.json           format version, target, signature, kernels, and the SHA-
 code/0000.o ..          native code
 gpu/code.json           of a program for a GPU: its architecture, which kernel serves which sizes
 gpu/0000.kernel ..      machine code of each kernel with the record of its call, in that order
+gpu/head.kernel         of a program under constant graphs: the same of the head kernel
 constants.safetensors   tensors of the model that no state dict holds
 weights.safetensors     the other weights, unless saved without
 ======================  ==========================================================================
@@ -48,11 +49,12 @@ from shapejit.gpu.program_code import GpuCode
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the layout above, of the manifest and of the native code's entry points together."""
 
 MANIFEST = "manifest.json"
 GPU_CODE = "gpu/code.json"
+GPU_HEAD = "gpu/head.kernel"
 CONSTANTS = "constants.safetensors"
 WEIGHTS = "weights.safetensors"
 
@@ -176,6 +178,9 @@ def _write_gpu_members(code: GpuCode | None, folder: Path) -> dict[str, Path]:
         file = folder / f"{number:04}.kernel"
         file.write_bytes(variant.data)
         members[f"gpu/{file.name}"] = file
+    if code.graph is not None:
+        members[GPU_HEAD] = folder / "head.kernel"
+        members[GPU_HEAD].write_bytes(code.graph.head)
     return members
 
 
@@ -328,11 +333,14 @@ def _read_gpu_code(
         return None
     if GPU_CODE not in members:
         raise ErrorId.SJ_LOAD_005.error(path=path, member=GPU_CODE, reason="is missing")
-    data = [members[name] for name in sorted(members) if name.endswith(".kernel")]
+    head = members.get(GPU_HEAD)
+    kernels = sorted(name for name in members if name.endswith(".kernel") and name != GPU_HEAD)
     try:
-        code = GpuCode.from_json(members[GPU_CODE], data)
+        code = GpuCode.from_json(members[GPU_CODE], [members[name] for name in kernels], head)
         for variant in code.variants:
             _ = variant.entry  # damaged data is noticed here, and nothing of it runs
+        if code.graph is not None:
+            _ = code.graph.head_entry
     except ValueError as error:
         raise _not_a_program(path, f"its {GPU_CODE} cannot be understood ({error})") from error
     return code

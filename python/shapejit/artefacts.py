@@ -27,6 +27,8 @@ Scalar = bool | int | float | str | None
 
 ENTRY_RUN = "shapejit_run"
 ENTRY_PLAN = "shapejit_plan"
+ENTRY_REGION = "shapejit_region"
+ENTRY_WORDS = "shapejit_words"
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,19 @@ class PackSpec:
 
 
 @dataclass(frozen=True)
+class JoinSpec:
+    """Several weights as one tensor, made at load time.
+
+    Attributes:
+        weights: numbers of the weights, in order; one may occur twice.
+        dim: the dim along which they lie one after the other; their other sizes are equal.
+    """
+
+    weights: tuple[int, ...]
+    dim: int
+
+
+@dataclass(frozen=True)
 class TensorOutput:
     """A leaf of the result that the program computes; `dims` are for reports."""
 
@@ -198,6 +213,7 @@ class ConstantOutput:
     value: Scalar
 
 
+CopySpec = PackSpec | JoinSpec
 InputSpec = TensorInput | SizeInput | ConstantInput
 OutputSpec = TensorOutput | InputOutput | SizeOutput | ConstantOutput
 
@@ -289,7 +305,9 @@ class Artefacts:
 
     For a GPU the second one is ``int32_t shapejit_run(.., void *const *kernels, void *stream)``
     with the same first arguments: it queues the launches in a stream and returns the status of the
-    first one that failed, or 0. `kernels` has a handle for each of `gpu.variants`.
+    first one that failed, or 0. `kernels` has a handle for each of `gpu.variants`. Or, under
+    constant graphs, there are ``int64_t shapejit_region(symbols)`` and ``void shapejit_words(
+    symbols, buffers, arena, int64_t *words)`` instead, see `gpu.graph`.
 
     Attributes:
         objects: relocatable objects, the host program among them.
@@ -305,7 +323,7 @@ class Artefacts:
     parameters: tuple[Parameter, ...]
     inputs: tuple[InputSpec, ...]
     weights: tuple[WeightSpec, ...]
-    packs: tuple[PackSpec, ...]
+    packs: tuple[CopySpec, ...]
     outputs: tuple[OutputSpec, ...]
     output_tree: TreeSpec
     kernels: tuple[KernelInfo, ...] = ()

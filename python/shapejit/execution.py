@@ -9,7 +9,7 @@ has the native code, its working memory and the place where it runs.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,6 +17,9 @@ from shapejit import threads
 from shapejit.arena import ArenaPool
 from shapejit.artefacts import ENTRY_PLAN, ENTRY_RUN, Artefacts
 from shapejit.codegen import JitLibrary
+
+if TYPE_CHECKING:
+    from shapejit.gpu.graph import GraphUse
 
 # shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -47,12 +50,25 @@ class Execution(Protocol):
     def code_bytes(self) -> int:
         """Machine code in the memory of the device; 0 on a CPU."""
 
+    def graph_use(self) -> GraphUse | None:
+        """What the program's constant graphs are and did; None if it has none."""
+
     def plan(self, symbols: Any, out: Any) -> None:
         """``shapejit_plan``: sizes of the arena and of the outputs, see `Artefacts`.
 
         Args:
             symbols: a ctypes array of int64.
             out: another one, that is written.
+        """
+
+    def prepare(self, buffers: Any) -> None:
+        """Does ahead of time what calls need.
+
+        Args:
+            buffers: as for `run`; the addresses of inputs and outputs may be 0.
+
+        Raises:
+            CudaError: the GPU's driver refuses it.
         """
 
     def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
@@ -103,6 +119,12 @@ class CpuExecution:
     def arena_bytes(self) -> int:
         """Working memory held now."""
         return self._arenas.bytes
+
+    def graph_use(self) -> None:
+        """See `Execution`; graphs are for GPUs."""
+
+    def prepare(self, buffers: Any) -> None:
+        """See `Execution`; here there is nothing to prepare."""
 
     def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
         """``shapejit_run``; see `Execution`."""

@@ -137,6 +137,10 @@ def compose(
 # ---------------------------------------------------------------------------
 
 
+#: Ops that make a copy of weights, once when these are bound; they stand in front of launches.
+COPIES = ("shapejit.pack", "shapejit.join")
+
+
 def operations(block: Any) -> list[Any]:
     """The operations of a block, as ``ir.Operation``; safe to erase while iterating."""
     return [op.operation for op in block.operations]

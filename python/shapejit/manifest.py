@@ -29,6 +29,7 @@ _RECORDS: dict[str, Any] = {
         records.ConstraintInfo,
         records.Derivation,
         records.InputOutput,
+        records.JoinSpec,
         records.KernelInfo,
         records.LaunchInfo,
         records.PackSpec,

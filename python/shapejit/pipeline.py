@@ -19,7 +19,15 @@ import mlir.ir as ir
 
 from . import ir as sir
 from . import logs, passes
-from .artefacts import Artefacts, KernelInfo, PackSpec, SymbolSpec, WeightSpec
+from .artefacts import (
+    Artefacts,
+    CopySpec,
+    JoinSpec,
+    KernelInfo,
+    PackSpec,
+    SymbolSpec,
+    WeightSpec,
+)
 from .cache import Fetched, ObjectCache, object_cache
 from .cache.kernels import Recipe, Unit, host_unit, name_kernels, take_found
 from .codegen import LLVM_PIPELINE, HostTarget, LLVMError, compile_object, to_llvm_dialect
@@ -96,9 +104,13 @@ def gpu_stages(max_regions: int) -> tuple[Stage, ...]:
         _CANONICALIZE_SHAPES,
         _FOLD_VIEWS,
         _INLINE_POINTWISE,
-        # What is fused stays in f32 until it is stored.
-        Stage("widen-epilogues", _passes("shapejit-widen-epilogues,canonicalize,cse")),
+        # What one kernel computes stays in f32 until it is stored.
+        Stage("widen-bodies", _passes("shapejit-widen-bodies,canonicalize,cse")),
+        # Products of one input, such as q, k and v, become one.
+        Stage("merge-products", _passes("shapejit-merge-products,canonicalize,cse")),
         _FORM_KERNELS,
+        # So do the rows that a kernel's loops pass to each other.
+        Stage("widen-kernels", _passes("shapejit-widen-bodies")),
         # Each kernel gets variants for intervals of its sizes, by the cost model alone.
         choose_buckets(max_regions),
         _PLAN_MEMORY,
@@ -196,7 +208,7 @@ class _Compilation:
         code: Mapping[str, Fetched],
         weights: Sequence[WeightSpec],
         *,
-        packs: Sequence[PackSpec] = (),
+        packs: Sequence[CopySpec] = (),
         gpu: GpuCode | None = None,
     ) -> Artefacts:
         """The result of the compilation; see `Artefacts`.
@@ -226,7 +238,7 @@ def _build_for_cpu(compilation: _Compilation) -> Artefacts:
     imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
     module = imported.module
     kernels: tuple[KernelInfo, ...] = ()
-    packs: tuple[PackSpec, ...] = ()
+    packs: tuple[CopySpec, ...] = ()
     weights = imported.weights
     cache = compilation.cache()
     recipe = Recipe(
@@ -261,8 +273,6 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
     # What compilations for the CPU do without.
     from .gpu import program_build as gpu
     from .passes.buckets.device import device_of_target
-    from .passes.host.dispatches import dispatches
-    from .passes.lower_to_host import KERNELS
 
     imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
     module, options = imported.module, compilation.options
@@ -271,29 +281,34 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
     with module.context:
         module.operation.attributes["shapejit.target"] = ir.StringAttr.get(gpu_target)
     kernels: tuple[KernelInfo, ...] = ()
+    packs: tuple[CopySpec, ...] = ()
     weights = imported.weights
     built = gpu.BuiltCode({}, {}, {})
+    builder = gpu.builder_for(dump)
     for stage in gpu_stages(options.max_regions):
         compilation.run(stage)
         if stage is _FORM_KERNELS:
             kernels = describe_kernels(module)
             gpu.check_kernels(module, kernels)
+            packs = _packs(module)
             weights = _weights_read(module, imported.weights)
-            _log_kernels(kernels, ())
+            _log_kernels(kernels, packs)
         elif stage.name == _CHOOSE_BUCKETS:
-            built = _build_variants(compilation, arch, gpu.builder_for(dump))
+            built = _build_variants(compilation, arch, builder)
     recipe = Recipe(compilation.target, options.opt_level, ",".join(LLVM_PIPELINE))
-    table = _strings(module, KERNELS)
+    head = gpu.head_kernel(module, arch, builder)  # beside the host program
     code = _generate(module, recipe, compilation.cache(), {}, {}, progress, dump)
-    gpu_code = gpu.gpu_code(arch, dispatches(module), built.cubins, table)
+    found_head = None if head is None else head.result()
+    gpu_code = gpu.gpu_code(module, arch, built.cubins, found_head)
     dump.index(kernels, imported.symbols, built.digests)
     artefacts = compilation.artefacts(
-        gpu.with_origins(kernels, gpu_code), code, weights, gpu=gpu_code
+        gpu.with_origins(kernels, gpu_code), code, weights, packs=packs, gpu=gpu_code
     )
+    cubins = [*built.cubins.values(), *([] if found_head is None else [found_head])]
     return dataclasses.replace(
         artefacts,
         target=dataclasses.replace(artefacts.target, kind="cuda", arch=arch),
-        leases=(*artefacts.leases, *(cubin.lease for cubin in built.cubins.values())),
+        leases=(*artefacts.leases, *(cubin.lease for cubin in cubins)),
     )
 
 
@@ -351,13 +366,16 @@ def _weight_arguments(module: Any) -> list[Any]:
     return [a for i, a in enumerate(arguments) if sir.argument_kind(function, i) == "weight"]
 
 
-def _packs(module: Any) -> tuple[PackSpec, ...]:
-    """The packed weights, in the order in which the host program expects them."""
+def _packs(module: Any) -> tuple[CopySpec, ...]:
+    """The copies of weights, in the order in which the host program expects them."""
     numbers = {argument: i for i, argument in enumerate(_weight_arguments(module))}
-    found = []
+    found: list[CopySpec] = []
     for op in sir.operations(sir.body(sir.functions(module)[0])):
         if op.name == "shapejit.pack":
             found.append(_pack(op, numbers[op.operands[0]]))
+        elif op.name == "shapejit.join":
+            dim = ir.IntegerAttr(op.attributes["dim"]).value
+            found.append(JoinSpec(tuple(numbers[value] for value in op.operands), dim))
     return tuple(found)
 
 
@@ -385,10 +403,10 @@ def _number(size: Expr) -> int:
 
 
 def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpec, ...]:
-    """The weights, with note of those of which only packed copies are read."""
+    """The weights, with note of those of which only copies are read."""
     specs = []
     for spec, argument in zip(weights, _weight_arguments(module), strict=True):
-        in_place = any(user.name != "shapejit.pack" for user, _ in sir.users(argument))
+        in_place = any(user.name not in sir.COPIES for user, _ in sir.users(argument))
         specs.append(
             WeightSpec(spec.name, spec.dtype, spec.shape, spec.constant, read_in_place=in_place)
         )
@@ -413,12 +431,6 @@ def _lowering(target: HostTarget) -> str:
     """The pipelines, with their options, that a kernel passes on its way to LLVM."""
     stage = next(stage for stage in STAGES if stage.name == "lower-to-cpu")
     return ",".join((stage.pipeline(target), *LLVM_PIPELINE))
-
-
-def _strings(module: Any, attribute: str) -> list[str]:
-    """An attribute of the host module: an array of strings."""
-    [host] = (op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module")
-    return [ir.StringAttr(text).value for text in host.attributes[attribute]]
 
 
 def _generate(
@@ -501,7 +513,7 @@ def _generate(
 # ---------------------------------------------------------------------------
 
 
-def _log_kernels(kernels: Sequence[KernelInfo], packs: Sequence[PackSpec]) -> None:
+def _log_kernels(kernels: Sequence[KernelInfo], packs: Sequence[CopySpec]) -> None:
     launches = sum(len(kernel.launches) for kernel in kernels)
     _PASSES_LOG.info(
         "%d kernels, %d launches, %d packed weights", len(kernels), launches, len(packs)

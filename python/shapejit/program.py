@@ -27,6 +27,7 @@ from shapejit.artefacts import (
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
 from shapejit.execution import Execution, execution_for
+from shapejit.report_graphs import GraphStats
 from shapejit.signature import Signature
 from shapejit.weights import Buffers, Weights, as_readable, is_readable
 
@@ -122,6 +123,7 @@ class Program(nn.Module):
         self._table_template: tuple[Buffers | None, Any] = (None, None)
         self._counters = _Counters()
         self._copies_logged = False
+        self._execution.prepare(self._buffer_table(self._weights.current()))
 
     # Calls.
 
@@ -171,12 +173,16 @@ class Program(nn.Module):
         return outputs
 
     def _buffer_table(
-        self, weights: Buffers, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        self, weights: Buffers, inputs: Sequence[Tensor] = (), outputs: Sequence[Tensor] = ()
     ) -> Any:
-        """Addresses of inputs, weights, packed weights and outputs, as shapejit_run reads them."""
+        """Addresses of inputs, weights, copies of weights and outputs, as native code reads them.
+
+        Those of inputs and outputs that are not given are 0.
+        """
         seen, template = self._table_template
         if seen is not weights:
-            pointers = (*([0] * len(inputs)), *weights.pointers, *([0] * len(outputs)))
+            spaces = [0] * len(self._tensor_inputs), [0] * len(self._outputs)
+            pointers = (*spaces[0], *weights.pointers, *spaces[1])
             template = (ctypes.c_void_p * len(pointers))(*pointers)
             self._table_template = (weights, template)
         table = type(template).from_buffer_copy(template)
@@ -255,6 +261,7 @@ class Program(nn.Module):
             packed_bytes=self._weights.copied_bytes,
             code_bytes=self._execution.code_bytes,
             compile_seconds=dict(self.artefacts.compile_seconds),
+            graphs=GraphStats.of(self._execution.graph_use()),
         )
 
     def explain(self, *args: Any, **kwargs: Any) -> report.Explanation:

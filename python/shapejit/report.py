@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapejit.artefacts import Artefacts, KernelInfo, SymbolSpec
 from shapejit.diagnosis import named
+from shapejit.report_graphs import GraphStats, RegionRow, region_rows
 from shapejit.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Stats(Report):
         packed_bytes: memory of packed and contiguous copies of weights, on top.
         code_bytes: machine code in the memory of the GPU.
         compile_seconds: wall time by stage of the compilation that made the program.
+        graphs: of a program under constant graphs, what these are and did; else None.
     """
 
     calls: int
@@ -75,6 +77,7 @@ class Stats(Report):
     packed_bytes: int
     code_bytes: int
     compile_seconds: Mapping[str, float]
+    graphs: GraphStats | None = None
 
     def tables(self) -> list[Table]:
         counters = _table("Calls", "", "value")
@@ -82,13 +85,16 @@ class Stats(Report):
             counters.add_row(name.replace("_", " "), str(getattr(self, name)))
         for name in ("arena_bytes", "weight_bytes", "packed_bytes", "code_bytes"):
             counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))
+        tables = [counters]
+        if self.graphs is not None:
+            tables.append(_graphs_table(self.graphs))
         if not self.compile_seconds:
-            return [counters]
+            return tables
         stages = _table("Compilation", "stage", "seconds")
         for stage, seconds in self.compile_seconds.items():
             stages.add_row(stage, f"{seconds:.3f}")
         stages.add_row("total", f"{sum(self.compile_seconds.values()):.3f}", style="bold")
-        return [counters, stages]
+        return [*tables, stages]
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,7 @@ class Explanation(Report):
         arena_bytes: working memory that the call needs.
         packed_bytes: memory of copies of weights.
         outputs: sizes of the output tensors.
+        regions: of a program under constant graphs, those that calls are expected in.
     """
 
     symbols: tuple[SymbolRow, ...]
@@ -172,6 +179,7 @@ class Explanation(Report):
     arena_bytes: int
     packed_bytes: int
     outputs: tuple[tuple[int, ...], ...]
+    regions: tuple[RegionRow, ...] = ()
 
     def tables(self) -> list[Table]:
         symbols = _table("Symbols", "name", "value", "range", "note")
@@ -198,7 +206,8 @@ class Explanation(Report):
         for number, sizes_of_output in enumerate(self.outputs):
             memory.add_row(f"output {number}", _sizes_text(sizes_of_output))
         dispatches = [_dispatch_table(kernel) for kernel in self.kernels if kernel.buckets]
-        return [symbols, kernels, *dispatches, memory]
+        regions = [_regions_table(self)] if self.regions else []
+        return [symbols, kernels, *dispatches, *regions, memory]
 
 
 MAX_SHAPES = 65536
@@ -220,6 +229,7 @@ def explain(
         arena_bytes=plan[0],
         packed_bytes=packed_bytes,
         outputs=tuple(split_sizes(artefacts, plan)),
+        regions=region_rows(artefacts, values),
     )
 
 
@@ -328,6 +338,26 @@ def _dispatch_table(kernel: KernelRow) -> Table:
     return table
 
 
+def _graphs_table(stats: GraphStats) -> Table:
+    table = _table("Constant graphs", "", "value")
+    for name, value in dataclasses.asdict(stats).items():
+        is_bytes = name.endswith("_bytes")
+        label = name.removesuffix("_bytes").replace("_", " ")
+        table.add_row(label, bytes_text(value) if is_bytes else str(value))
+    return table
+
+
+def _regions_table(explanation: Explanation) -> Table:
+    """The regions, and in what they differ."""
+    table = _table("Regions, with one graph each", "region", "at", "with")
+    for row in explanation.regions:
+        sizes = zip(explanation.symbols, row.example or (), strict=False)
+        example = ", ".join(f"{symbol.name} {value}" for symbol, value in sizes)
+        here = " (this call)" if row.here else ""
+        table.add_row(f"{row.number}{here}", example or "any", "\n".join(row.variants))
+    return table
+
+
 def bytes_text(count: int) -> str:
     """``512 B``, ``1.5 KiB``, ``86.6 MiB``."""
     if count < 1024:
@@ -350,5 +380,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         right = column in ("value", "seconds", "launches", "size", "registers", "spilled")
-        table.add_column(column, justify="right" if right else "left")
+        # Names that are looked for elsewhere stay whole.
+        whole = column in ("schedule", "with")
+        table.add_column(column, justify="right" if right else "left", no_wrap=whole)
     return table

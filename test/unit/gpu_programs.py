@@ -24,6 +24,7 @@ from shapejit import importer, pipeline
 from shapejit.artefacts import Artefacts
 from shapejit.gpu.interface import KernelInterface, Parameter, Size, TensorMap
 from shapejit.gpu.program_code import GpuVariant
+from shapejit.gpu.program_graphs import GraphCode
 from shapejit.gpu.program_run import GpuExecution
 from shapejit.options import CompileOptions
 from shapejit.program import Program
@@ -45,6 +46,18 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(functional.gelu(self.up(x)))
+
+
+class Deep(nn.Module):
+    """Two of `Residual`: four launches, so that it runs under constant graphs."""
+
+    def __init__(self, width: int = 64, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.first = Residual(width, dtype)
+        self.second = Residual(width, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
 
 
 class Gated(nn.Module):
@@ -94,6 +107,13 @@ def residual() -> tuple[Artefacts, list[Tensor]]:
     return build(Residual(), (rows(7),), tokens())
 
 
+@functools.cache
+def deep() -> tuple[Artefacts, list[Tensor]]:
+    """`Deep`, compiled."""
+    torch.manual_seed(0)
+    return build(Deep(), (rows(7),), tokens())
+
+
 # On the fake driver -------------------------------------------------------------------------------
 
 
@@ -103,7 +123,19 @@ def with_fake_code(artefacts: Artefacts) -> Artefacts:
     variants = tuple(
         dataclasses.replace(variant, data=_fake_data(variant)) for variant in artefacts.gpu.variants
     )
-    return dataclasses.replace(artefacts, gpu=dataclasses.replace(artefacts.gpu, variants=variants))
+    graph = artefacts.gpu.graph
+    if graph is not None:
+        graph = dataclasses.replace(graph, head=_fake_head(graph))
+    gpu = dataclasses.replace(artefacts.gpu, variants=variants, graph=graph)
+    return dataclasses.replace(artefacts, gpu=gpu)
+
+
+def _fake_head(graph: GraphCode) -> bytes:
+    """A head kernel that the fake driver runs."""
+    entry = graph.head_entry
+    words = int(entry.interface.entry.rpartition("_")[2])
+    image = f"fake\n{entry.interface.entry} 16 0 1024 8 8 8 4 {8 * words}\n".encode()
+    return dataclasses.replace(entry, cubin=image).encode()
 
 
 def _fake_data(variant: GpuVariant) -> bytes:
@@ -113,7 +145,8 @@ def _fake_data(variant: GpuVariant) -> bytes:
 
 
 def _image(interface: KernelInterface) -> bytes:
-    sizes = " ".join(str(_bytes(parameter)) for parameter in interface.parameters)
+    parameters = [8] if interface.block else map(_bytes, interface.parameters)
+    sizes = " ".join(map(str, parameters))
     return f"fake\n{interface.entry} 168 0 {interface.threads} {sizes}\n".encode()
 
 
@@ -171,18 +204,20 @@ def on_fake(artefacts: Artefacts, weights: Sequence[Tensor], fake: Fake) -> Fake
     """A program for a GPU on the fake driver, with tensors on the CPU."""
     streams = FakeStreams()
     made = with_fake_code(artefacts)
-    execution = GpuExecution(made, fake.driver.device(0), CPU, streams)
+    execution = GpuExecution.of(made, fake.driver.device(0), CPU, streams)
     return FakeProgram(fake, Program(made, weights, execution=execution), streams)
 
 
 __all__ = [
     "CPU",
+    "Deep",
     "FakeProgram",
     "FakeStreams",
     "Gated",
     "Residual",
     "Scores",
     "build",
+    "deep",
     "on_fake",
     "residual",
     "rows",

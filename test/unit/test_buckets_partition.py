@@ -23,7 +23,7 @@ from shapejit.passes.buckets.partition import (
     select_variants,
 )
 from shapejit.passes.buckets.problem import Array, GemmTraits
-from shapejit.passes.buckets.regions import KernelTable, align_regions
+from shapejit.passes.buckets.regions import IndependentSizes, KernelTable, align_regions
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 
 TOLERANCE = 0.02
@@ -253,26 +253,27 @@ def test_regions_are_limited_and_all_is_covered(
     program: tuple[list[KernelTable], list[int]], limit: int
 ) -> None:
     tables, copies = program
-    aligned = align_regions(tables, copies, limit)
+    aligned = align_regions(tables, IndependentSizes(copies), limit)
     assert regions_of(tables, aligned, copies) <= limit
     for table, boxes in zip(tables, aligned, strict=True):
         assert_covers(boxes, table.weights.shape)
         assert {box.candidate for box in boxes} <= set(table.variants())
-    assert aligned == align_regions(tables, copies, limit)
+    assert aligned == align_regions(tables, IndependentSizes(copies), limit)
 
 
 @given(programs())
 def test_enough_regions_change_nothing(program: tuple[list[KernelTable], list[int]]) -> None:
     tables, copies = program
     own = [list(table.boxes) for table in tables]
-    assert align_regions(tables, copies, 10**9) == own
+    assert align_regions(tables, IndependentSizes(copies), 10**9) == own
 
 
 @given(programs())
 def test_more_regions_never_predict_worse(program: tuple[list[KernelTable], list[int]]) -> None:
     tables, copies = program
     expected = [
-        program_loss(tables, align_regions(tables, copies, limit)) for limit in (1, 2, 4, 8, 16)
+        program_loss(tables, align_regions(tables, IndependentSizes(copies), limit))
+        for limit in (1, 2, 4, 8, 16)
     ]
     # A table left as it is may lose up to the tolerance where a piece of its own would not.
     spare = sum(table.mean_time() for table in tables) * np.log1p(TOLERANCE)
@@ -288,7 +289,7 @@ def test_the_cheapest_breakpoint_goes_first() -> None:
     ]
     assert [box.lower for box in tables[0].boxes] == [(0,), (1,)]
     assert [box.lower for box in tables[1].boxes] == [(0,), (2,)]
-    first, second = align_regions(tables, [1], 2)
+    first, second = align_regions(tables, IndependentSizes([1]), 2)
     # Both change at the third cell or never: the loss of 10 % is the smaller one.
     assert second == list(tables[1].boxes)
     assert first == [Box((0,), (2,), 1)]

@@ -25,9 +25,10 @@ from shapejit.errors import InternalError, TargetError
 from shapejit.gpu import program_build
 from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
 from shapejit.knobs import knobs
+from shapejit.passes.nvgpu import head
 from shapejit.passes.nvgpu.schedule import GENERIC
 from shapejit.symbolic import Expr
-from unit.gpu_programs import Gated, Residual, build, residual, rows, tokens
+from unit.gpu_programs import Deep, Gated, Residual, build, deep, residual, rows, tokens
 
 # What is compiled -------------------------------------------------------------------------------
 
@@ -116,14 +117,62 @@ def test_dumps(tmp_path: Path) -> None:
     assert [len(kernel["variants"]) for kernel in kernels] == [1, 1]
 
 
+# Under constant graphs ----------------------------------------------------------------------------
+
+
+def test_programs_of_more_than_two_launches_run_under_graphs() -> None:
+    assert residual()[0].gpu.graph is None  # type: ignore[union-attr]
+    code = deep()[0].gpu
+    assert code is not None
+    graph = code.graph
+    assert graph is not None
+    assert [launch.kernel for launch in graph.launches] == ["gemm0", "gemm1"] * 2
+    for variant in code.variants:
+        interface = variant.entry.interface
+        assert (interface.block, interface.programmatic) == (True, True)
+        assert interface.grid.ctas_per_sm > 0, "the grid does not depend on sizes"
+    assert graph.head_entry.interface.entry == "head_32"
+    assert set(graph.words[: graph.call_words]) == {
+        "s0", "input 0", "arena 0", "arena 1", "output 0",
+    }  # fmt: skip
+    assert {word.split()[0] for word in graph.words[graph.call_words :]} == {"64", "128", "weight"}
+    assert sorted(graph.order) == list(range(len(graph.regions)))
+
+
+class Chain(nn.Module):
+    """Products whose right sides are: a weight, an input, a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = torch.relu(self.linear(x))
+        second = torch.relu(torch.matmul(first, y.mT))
+        return torch.matmul(torch.tanh(second), first)
+
+
+def test_only_weights_that_no_launch_writes_are_loaded_ahead() -> None:
+    recorder = Recorder()
+    with pytest.MonkeyPatch.context() as patch:
+        use(recorder, patch)
+        build(Chain(), (rows(16), rows(16)), None, max_regions=1)
+    found = [dict(unit.key.schedule)["constant_weights"] for unit in recorder.units[:3]]
+    assert found == [True, True, False]
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 
-class Shifted(nn.Module):
-    """Nothing but pointwise operators and reductions."""
+class Strided(nn.Module):
+    """A convolution between operators that have kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(64, 64, 3, padding=1, dtype=torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.softmax(x + 1, -1) * 2
+        return functional.softmax(self.conv((x + 1).mT[None]), -1)
 
 
 def refusal(model: nn.Module, x: Tensor) -> str:
@@ -133,18 +182,28 @@ def refusal(model: nn.Module, x: Tensor) -> str:
 
 
 def test_all_operators_without_kernels_are_named() -> None:
-    text = refusal(Shifted(), rows(7))
-    assert text.startswith('SJ-TARGET-007 the model has 3 operators for which target "cuda" has no')
-    for operator in ("aten.add", "aten.softmax", "aten.mul"):
-        assert f"  {operator}" in text
+    text = refusal(Strided(), rows(7))
+    assert text.startswith('SJ-TARGET-007 the model has 1 operator for which target "cuda" has no')
+    assert "  aten.conv" in text
     assert "test_cuda_build.py:" in text
-    assert "It compiles products of float16 or bfloat16 matrices" in text
+    assert "it is left as a conv (a convolution" in text
+    assert "softmax" not in text
+    assert "It compiles products and attention of float16 or bfloat16" in text
 
 
 def test_products_of_other_types_are_refused() -> None:
     text = refusal(Residual(dtype=torch.float32), torch.zeros(7, 64))
     assert "aten.linear" in text
     assert "its product multiplies f32, f32" in text
+
+
+def test_more_words_than_a_head_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "CAPACITIES", (2, 4))
+    with pytest.raises(TargetError) as raised:
+        build(Deep(), (rows(7),), tokens())
+    text = str(raised.value)
+    assert text.startswith('SJ-TARGET-008 for target "cuda" a program has 5 words')
+    assert "there can be 4. Export parts of the model" in text
 
 
 def test_without_an_assembler() -> None:
@@ -173,6 +232,18 @@ class Refusing(CubinBuilder):
             AssemblyError("ptxas failed", "out of luck", "", Path("a.ptx"), "ptxas a.ptx")
         )
         return future
+
+
+class Recorder(CubinBuilder):
+    """A builder that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units: list[CubinUnit] = []
+
+    def build_async(self, unit: CubinUnit, *, urgent: bool = False) -> Future[CachedCubin]:
+        self.units.append(unit)
+        return super().build_async(unit, urgent=urgent)
 
 
 def use(builder: CubinBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

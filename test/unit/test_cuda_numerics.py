@@ -1,183 +1,20 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What compiled modules compute: their host programs, with kernels on a simulated GPU.
-
-The launch function that a host program is linked with runs the variant which it asks for on the
-simulator, with the operands and values that it passes.
-"""
+"""What compiled modules of products compute, with kernels on a simulated GPU."""
 
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
-import math
-from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
-from typing import Any
 
-import mlir.ir as ir
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from reference.hopper.launch import Launch, kernel_function
-from reference.hopper.machine import Machine
-from reference.hopper.memory import GlobalMemory
-from shapejit import ir as sir
-from shapejit.artefacts import ENTRY_RUN, Artefacts, TensorInput, TensorOutput
-from shapejit.cache.cubins import CubinUnit
-from shapejit.codegen.builder import CubinBuilder
-from shapejit.execution import host_library, plan_function
-from shapejit.gpu import program_build
-from shapejit.gpu.interface import KernelInterface
-from shapejit.pass_host import run_pipeline
-from shapejit.passes.host.launchers import LAUNCH
 from shapejit.program import Program
-from unit.gpu_programs import CPU, Gated, Residual, Scores, build, rows, tokens
-
-_LAUNCH = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
-_RUN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
-
-
-class Recorder(CubinBuilder):
-    """A builder that remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.units: dict[tuple[str, str], CubinUnit] = {}
-
-    def build_async(self, unit: CubinUnit, *, urgent: bool = False) -> Any:
-        self.units[unit.key.text, str(dict(unit.key.schedule)["name"])] = unit
-        return super().build_async(unit, urgent=urgent)
-
-
-class Simulated:
-    """The kernels of a program on a simulated GPU; an `Execution`.
-
-    Attributes:
-        launched: numbers of the variants that were launched.
-    """
-
-    device = CPU
-    alignment = 16
-    for_empty = 0
-    arena_bytes = 0
-    code_bytes = 0
-
-    def __init__(self, artefacts: Artefacts, units: Sequence[CubinUnit]) -> None:
-        assert artefacts.gpu is not None
-        self._artefacts = artefacts
-        self._variants = artefacts.gpu.variants
-        self._context = ir.Context()
-        self._lowered = [_lowered(self._context, unit) for unit in units]
-        self._memory = GlobalMemory()
-        self._callback = _LAUNCH(self._launch)
-        address = ctypes.cast(self._callback, c_void_p).value
-        assert address is not None
-        self._library = host_library(artefacts, {LAUNCH: address})
-        self.plan = plan_function(self._library)
-        self._run = _RUN(self._library.lookup(ENTRY_RUN))
-        self.launched: list[int] = []
-        self.failure: Exception | None = None
-
-    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
-        """Copies all buffers to the simulated GPU, runs, and copies the outputs back."""
-        self._memory, self.failure = GlobalMemory(), None
-        sizes = self._sizes(list(symbols))
-        table = (c_void_p * len(sizes))()
-        for position, size in enumerate(sizes):
-            table[position] = self._memory.allocate(size)
-            data = np.frombuffer(ctypes.string_at(buffers[position] or 0, size), np.uint8)
-            self._memory.write(table[position], data)
-        arena = self._memory.allocate(arena_bytes)
-        kernels = (c_void_p * len(self._variants))(*range(1, 1 + len(self._variants)))
-        status = self._run(symbols, table, arena, kernels, 7)
-        if self.failure is not None:
-            raise self.failure
-        assert status == 0
-        outputs = sum(isinstance(spec, TensorOutput) for spec in self._artefacts.outputs)
-        for position in range(len(sizes) - outputs, len(sizes)):
-            data = self._memory.read(table[position], sizes[position]).tobytes()
-            ctypes.memmove(buffers[position], data, sizes[position])
-
-    def _sizes(self, symbols: list[int]) -> list[int]:
-        """Bytes of every buffer."""
-        artefacts = self._artefacts
-        inputs = [spec for spec in artefacts.inputs if isinstance(spec, TensorInput)]
-        outputs = [spec for spec in artefacts.outputs if isinstance(spec, TensorOutput)]
-
-        def bytes_(dtype: str, sizes: Sequence[int]) -> int:
-            width: int = getattr(torch, dtype).itemsize
-            return width * math.prod(sizes)
-
-        return [
-            *(bytes_(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in inputs),
-            *(bytes_(spec.dtype, spec.shape) for spec in artefacts.weights),
-            *(bytes_(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in outputs),
-        ]
-
-    def _launch(
-        self, kernel: int, operands: int, values: int, workspace: int | None, stream: int
-    ) -> int:
-        """``shapejitRtCudaLaunch``"""
-        try:
-            assert (workspace, stream) == (None, 7)
-            function, interface = self._lowered[kernel - 1]
-            self.launched.append(kernel - 1)
-            count = len(interface.values)
-            given = (c_int64 * count).from_address(values)[:]
-            addresses = (c_void_p * (self._operand_count(interface))).from_address(operands)[:]
-            with self._context:
-                launch = Launch(function, interface, [0] * 16, multiprocessors=4)
-                launch._values = given  # those of the host program
-                launch.memory = self._memory
-                launch._machine = Machine(self._memory, 0)
-                launch.run([address or 0 for address in addresses])
-        except Exception as error:  # cannot pass through native code
-            self.failure = error
-            return 1
-        return 0
-
-    @staticmethod
-    def _operand_count(interface: KernelInterface) -> int:
-        numbers = [getattr(parameter, "operand", -1) for parameter in interface.parameters]
-        return max(numbers) + 1
-
-
-def _lowered(context: Any, unit: CubinUnit) -> tuple[Any, KernelInterface]:
-    """The function of a variant, and how it is called."""
-    with context, ir.Location.unknown():
-        module = ir.Module.parse(unit.text)
-        run_pipeline(module, unit.pipeline, stage="test")
-        [op] = (op for op in sir.operations(module.body) if op.name == "gpu.module")
-        text = ir.StringAttr(op.attributes[program_build.INTERFACE]).value
-        # The function is part of the module, which has to live as long.
-        _modules.append(module)
-        return kernel_function(op), KernelInterface.from_json(text)
-
-
-_modules: list[Any] = []
-
-
-def simulated(model: nn.Module, args: Sequence[Tensor], shapes: Any) -> tuple[Program, Simulated]:
-    """A model compiled for the simulated GPU."""
-    recorder = Recorder()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_build, "builder_for", lambda _dump: recorder)
-        artefacts, weights = build(model, args, shapes)
-    code = artefacts.gpu
-    assert code is not None
-    # Kernels are asked for in the order in which the program has them.
-    texts = list(dict.fromkeys(text for text, _ in recorder.units))
-    units: dict[int, CubinUnit] = {}
-    for kernel, text in zip(code.kernels, texts, strict=True):
-        for number in kernel.variants:
-            units[number] = recorder.units[text, code.variants[number].schedule]
-    execution = Simulated(artefacts, [units[number] for number in range(len(units))])
-    return Program(artefacts, weights, execution=execution), execution
+from unit.gpu_programs import Deep, Gated, Residual, Scores, rows, tokens
+from unit.simulated_programs import Simulated, simulated
 
 
 def check(program: Program, model: nn.Module, *args: Tensor) -> None:
@@ -202,9 +39,16 @@ def feed_forward(kind: type[nn.Module]) -> tuple[Program, Simulated, nn.Module]:
 @pytest.mark.parametrize("kind", [Residual, Gated])
 def test_feed_forward(kind: type[nn.Module], count: int) -> None:
     program, execution, model = feed_forward(kind)
-    execution.launched.clear()
     check(program, model, rows(count))
     assert len(execution.launched) == 2
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_under_constant_graphs(count: int) -> None:
+    """Four launches: the same kernels in block form, with operands and values in words."""
+    program, execution, model = feed_forward(Deep)
+    check(program, model, rows(count))
+    assert len(execution.launched) == 4
 
 
 class Linear(nn.Module):
@@ -299,3 +143,46 @@ class Transposed(nn.Module):
 def test_weights_along_the_other_dim(count: int) -> None:
     program, _, model = feed_forward(Transposed)
     check(program, model, rows(count))
+
+
+class Softmax(nn.Module):
+    """One kernel of loops, in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(2 * x + 1, -1)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_single_kernel_of_loops(count: int) -> None:
+    program, execution, model = softmax()
+    check(program, model, torch.randn(count, 100, generator=torch.Generator().manual_seed(count)))
+    assert len(execution.launched) == 1
+
+
+@functools.cache
+def softmax() -> tuple[Program, Simulated, nn.Module]:
+    return *simulated(Softmax(), (torch.zeros(7, 100),), tokens()), Softmax()
+
+
+class Attention(nn.Module):
+    """One kernel with an attention."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 33)])
+def test_a_single_attention(m: int, n: int) -> None:
+    program, execution, model = attention()
+    generator = torch.Generator().manual_seed(m)
+    q, k, v = (torch.randn(2, 2, s, 32, generator=generator).bfloat16() for s in (m, n, n))
+    check(program, model, q, k, v)
+    assert len(execution.launched) == 1
+
+
+@functools.cache
+def attention() -> tuple[Program, Simulated, nn.Module]:
+    args = [torch.zeros(2, 2, size, 32, dtype=torch.bfloat16) for size in (5, 9, 9)]
+    m, n = Dim("m", min=1, max=64), Dim("n", min=1, max=64)
+    shapes = {"q": {2: m}, "k": {2: n}, "v": {2: n}}
+    return *simulated(Attention(), args, shapes), Attention()

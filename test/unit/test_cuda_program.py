@@ -312,7 +312,7 @@ def load(path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> FakeProgram
     streams = FakeStreams()
 
     def on(artefacts: Artefacts, device: torch.device | None = None) -> execution.Execution:
-        return GpuExecution(with_fake_code(artefacts), fake.driver.device(0), CPU, streams)
+        return GpuExecution.of(with_fake_code(artefacts), fake.driver.device(0), CPU, streams)
 
     monkeypatch.setattr(archive, "execution_for", on)
     return FakeProgram(fake, shapejit.load(path), streams)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +30,24 @@ from shapejit.codegen.ptxas import AssemblyError, PtxasError, find_ptxas
 from shapejit.dump import Dump
 from shapejit.errors import ErrorId
 from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
+from shapejit.gpu.program_graphs import GraphCode, Region, WordedLaunch
 from shapejit.pass_host import PipelineError
 from shapejit.passes.host.dispatches import Dispatch, dispatches
+from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, WORDS
+from shapejit.passes.host.program import KERNELS
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.lowering import INTERFACE, is_gemm
+from shapejit.passes.nvgpu.families import GEMM, Family, family_of
+from shapejit.passes.nvgpu.head import head_unit
+from shapejit.passes.nvgpu.lowering import INTERFACE
 from shapejit.passes.nvgpu.problem import gemm_problem
 from shapejit.passes.nvgpu.schedule import CANDIDATES, GENERIC, UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
+from shapejit.passes.plan_memory import source_of
 
 TARGET = "cuda"
+
+#: Launches up to which a program queues them one by one: for so few a graph saves nothing.
+MOST_QUEUED = 2
 
 
 def assembler() -> Tool:
@@ -90,14 +100,20 @@ def check_kernels(module: Any, kernels: Sequence[KernelInfo]) -> None:
 
 def _why_not(kernel: Any, info: KernelInfo) -> str | None:
     """Why a kernel has no lowering to a GPU; None if it has one."""
-    if not is_gemm(kernel):
+    family = family_of(kernel)
+    if family is None:
         article = "an" if info.kind[0] in "aeiou" else "a"
         return f"it is left as {article} {info.kind} ({info.why})"
     try:
-        gemm_problem(kernel)
+        with kernel.context, kernel.location:
+            family.check(kernel)
     except LoweringError as error:
-        return f"its product {error}"
+        return f"its {_KERNELS_OF[family.name]} {error}"
     return None
+
+
+# What a family's errors are about, in messages.
+_KERNELS_OF = {"gemm": "product", "attention": "attention", "loops": "kernel"}
 
 
 def _sources(kernel: KernelInfo) -> tuple[str, ...]:
@@ -111,9 +127,17 @@ def _sources(kernel: KernelInfo) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Request:
-    """A variant to build: the name of its module, its schedule, and what becomes its code."""
+    """A variant to build.
+
+    Attributes:
+        name: of its module.
+        family: of its kernel.
+        schedule: how it computes.
+        unit: what becomes its code.
+    """
 
     name: str
+    family: Family
     schedule: str
     unit: CubinUnit
 
@@ -200,31 +224,63 @@ def _refusal(request: _Request, error: AssemblyError | PipelineError) -> str:
     else:
         reason, reproduction = error.diagnostics, error.command
     reason = reason.strip().partition("\n")[0].rstrip(".")
-    if request.schedule in (str(UNALIGNED), str(GENERIC)):
+    # The choice among a family's own variants is that family's, so it has no other one.
+    if request.family is not GEMM or request.schedule in (str(UNALIGNED), str(GENERIC)):
         raise ErrorId.SJ_INTERNAL_002.error(
             kernel=request.name, reason=reason, reproduction=reproduction
         ) from error
     return reason
 
 
+def is_graph_form(module: Any) -> bool:
+    """Whether a module's program runs under constant graphs, with its kernels in block form."""
+    return len(_launches(module)) > MOST_QUEUED
+
+
 def _requests(module: Any, arch: str, tool: Tool) -> dict[str, list[_Request]]:
+    graph = is_graph_form(module)
     kernels = sir.kernels(module)
-    return {
-        name: [
-            _Request(
-                dispatch.module_name(schedule),
-                schedule,
-                cubin_unit(kernels[name], _recipe(schedule, arch), tool),
-            )
-            for schedule in dispatch.variants
-        ]
-        for name, dispatch in dispatches(module).items()
-    }
+    requests: dict[str, list[_Request]] = {}
+    for name, dispatch in dispatches(module).items():
+        kernel, family = kernels[name], family_of(kernels[name])
+        assert family is not None, "kernels were checked"
+        constant = graph and family is GEMM and _has_constant_weights(module, name, kernel)
+        requests[name] = []
+        for schedule in dispatch.variants:
+            recipe = _recipe(family, schedule, arch)
+            if graph:
+                recipe = dataclasses.replace(
+                    recipe, parameters="block", programmatic=True, constant_weights=constant
+                )
+            unit = cubin_unit(kernel, recipe, tool)
+            requests[name].append(_Request(dispatch.module_name(schedule), family, schedule, unit))
+    return requests
 
 
-def _recipe(schedule: str, arch: str) -> CubinRecipe:
-    unaligned = GemmSchedule.parse(schedule).family == UNALIGNED.family
+def _recipe(family: Family, schedule: str, arch: str) -> CubinRecipe:
+    unaligned = family is GEMM and GemmSchedule.parse(schedule).family == UNALIGNED.family
     return CubinRecipe(schedule, arch, alignment=1 if unaligned else MAP_ALIGNMENT)
+
+
+def _launches(module: Any) -> list[Any]:
+    return [
+        op
+        for function in sir.functions(module)
+        for op in sir.operations(sir.body(function))
+        if op.name == "shapejit.launch"
+    ]
+
+
+def _has_constant_weights(module: Any, name: str, kernel: Any) -> bool:
+    """Whether no launch of a gemm has weights that a launch before it computed."""
+    operands = {weight.operand for weight in gemm_problem(kernel).weights}
+    read = (
+        sir.defining_op(source_of(launch.operands[number]))
+        for launch in _launches(module)
+        if ir.FlatSymbolRefAttr(launch.attributes["kernel"]).value == name
+        for number in operands
+    )
+    return all(op is None or op.name in sir.COPIES for op in read)
 
 
 def _note_interfaces(
@@ -252,19 +308,19 @@ def _note_interfaces(
 
 
 def gpu_code(
-    arch: str,
-    found: Mapping[str, Dispatch],
-    cubins: Mapping[str, CachedCubin],
-    table: Sequence[str],
+    module: Any, arch: str, cubins: Mapping[str, CachedCubin], head: CachedCubin | None
 ) -> GpuCode:
     """The part of a program that runs on the GPU.
 
     Args:
+        module: the module after ``shapejit-lower-to-host``.
         arch: ``sm_90a``.
-        found: the dispatches by kernel.
         cubins: the variants by the names of their modules.
-        table: these names in the order of the host program's table.
+        head: the head kernel of a program under constant graphs.
     """
+    host = _host_module(module)
+    table = [ir.StringAttr(name).value for name in host.attributes[KERNELS]]
+    found = dispatches(module)
     numbers = {name: number for number, name in enumerate(table)}
     schedules = {d.module_name(v): v for d in found.values() for v in d.variants}
     variants = tuple(
@@ -272,7 +328,60 @@ def gpu_code(
         for name in table
     )
     launched = [d for d in found.values() if d.module_name(d.variants[0]) in numbers]
-    return GpuCode(arch, variants, tuple(_kernel(each, numbers) for each in launched))
+    kernels = tuple(_kernel(each, numbers) for each in launched)
+    return GpuCode(arch, variants, kernels, None if head is None else _graph_code(host, head))
+
+
+def head_kernel(module: Any, arch: str, builder: CubinBuilder) -> Future[CachedCubin] | None:
+    """The head kernel of a program under constant graphs, on its way; None for other programs.
+
+    Args:
+        module: the module after ``shapejit-lower-to-host``.
+        arch: ``sm_90a``.
+        builder: gives the code.
+
+    Raises:
+        TargetError: there is none for so many words (SJ-TARGET-008).
+    """
+    attributes = _host_module(module).attributes
+    if CALL_WORDS not in attributes:
+        return None
+    call_words = ir.IntegerAttr(attributes[CALL_WORDS]).value
+    try:
+        unit = head_unit(call_words, arch, assembler())
+    except ValueError as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
+        raise ErrorId.SJ_TARGET_008.error(target=TARGET, reason=reason) from error
+    return builder.build_async(unit, urgent=True)
+
+
+def _host_module(module: Any) -> Any:
+    [host] = (op for op in sir.operations(sir.module_block(module)) if op.name == "builtin.module")
+    return host
+
+
+def _graph_code(host: Any, head: CachedCubin) -> GraphCode:
+    """What the attributes of a host module say."""
+    attributes = host.attributes
+    samples = {region: tuple(values) for region, *values in map(list, attributes[SAMPLES])}
+    return GraphCode(
+        words=tuple(ir.StringAttr(word).value for word in attributes[WORDS]),
+        call_words=ir.IntegerAttr(attributes[CALL_WORDS]).value,
+        launches=tuple(
+            WordedLaunch(
+                ir.FlatSymbolRefAttr(kernel).value,
+                tuple(operands),
+                tuple(map(tuple, values)),
+            )
+            for kernel, operands, values in attributes[LAUNCHES]
+        ),
+        regions=tuple(
+            Region(tuple(chosen), samples.get(number))
+            for number, chosen in enumerate(attributes[REGIONS])
+        ),
+        order=tuple(samples),
+        head=head.lease.data,
+    )
 
 
 def _kernel(dispatch: Dispatch, numbers: Mapping[str, int]) -> GpuKernel:
@@ -301,5 +410,7 @@ __all__ = [
     "candidates",
     "check_kernels",
     "gpu_code",
+    "head_kernel",
+    "is_graph_form",
     "with_origins",
 ]

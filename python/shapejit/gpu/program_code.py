@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shapejit.gpu.program_graphs import GraphCode
 from shapejit.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -108,11 +109,13 @@ class GpuCode:
         arch: architecture that the code is for: ``sm_90a``.
         variants: in the order of the table of kernels that the host program takes.
         kernels: by which the host program chooses among them.
+        graph: how it runs under constant graphs; None if the host program queues the launches.
     """
 
     arch: str
     variants: tuple[GpuVariant, ...]
     kernels: tuple[GpuKernel, ...]
+    graph: GraphCode | None = None
 
     def kernel(self, name: str) -> GpuKernel:
         """The kernel of that name.
@@ -126,9 +129,10 @@ class GpuCode:
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the variants' data, as dicts, lists and scalars."""
+        """All but machine code, as dicts, lists and scalars."""
         return {
             "arch": self.arch,
+            "graph": None if self.graph is None else self.graph.to_json(),
             "variants": [
                 {"name": v.name, "schedule": v.schedule, "origin": v.origin} for v in self.variants
             ],
@@ -145,8 +149,13 @@ class GpuCode:
         }
 
     @staticmethod
-    def from_json(text: str | bytes, data: Sequence[bytes]) -> GpuCode:
-        """The inverse of `to_json`, with the variants' data put back.
+    def from_json(text: str | bytes, data: Sequence[bytes], head: bytes | None = None) -> GpuCode:
+        """The inverse of `to_json`, with machine code put back.
+
+        Args:
+            text: what `to_json` gave, as JSON.
+            data: of the variants.
+            head: of the head kernel, if there is one.
 
         Raises:
             ValueError: it is not what `to_json` gives, or not for so many variants.
@@ -158,7 +167,13 @@ class GpuCode:
                 for v, code in zip(record["variants"], data, strict=True)
             )
             kernels = tuple(_kernel(each, len(variants)) for each in record["kernels"])
-            return GpuCode(str(record["arch"]), variants, kernels)
+            graph = None
+            if (record["graph"] is None) != (head is None):
+                raise ValueError("a head kernel belongs to a program under graphs, and only there")
+            if head is not None:
+                known = {kernel.name: kernel.variants for kernel in kernels}
+                graph = GraphCode.from_json(record["graph"], head, known)
+            return GpuCode(str(record["arch"]), variants, kernels, graph)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not the record of a program's GPU code: {error!r}") from error
 

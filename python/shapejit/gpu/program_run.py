@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Programs on a GPU: their kernels in device memory, and calls that queue them in a stream.
 
-A call queues all launches of a program from native code, in the caller's current stream, and
-returns before they run. Its working memory belongs to that stream: the next call there may have it
-at once, as the stream runs one after the other; calls in other streams have memory of their own.
+A call queues all work of a program from native code, in the caller's current stream, and returns
+before it runs: a graph that is made once for a region of sizes (`shapejit.gpu.graph`), or, where
+there are no more than two of them, the launches themselves. Its working memory belongs to that
+stream: the next call there may have it at once, as the stream runs one after the other; calls in
+other streams have memory of their own.
 
 A call that is captured takes working memory from the graph's own pool, as it does for its outputs;
 the graph keeps both, and the machine code, for as long as it exists.
@@ -18,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from ctypes import c_int32, c_void_p
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,6 +35,9 @@ from shapejit.gpu.errors import NoDriverError
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
 from shapejit.gpu.program_code import GpuCode
+
+if TYPE_CHECKING:
+    from shapejit.gpu.graph import GraphUse
 
 #: Of addresses of inputs and weights, in bytes: what tensor maps need.
 _ALIGNMENT = 16
@@ -54,6 +59,10 @@ class Streams(Protocol):
         """The caller's current stream, and whether it is being captured."""
 
 
+# A stream's handle without the object around it, as torch's own generated code gets it.
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 class TorchStreams:
     """The streams of a CUDA device of torch."""
 
@@ -62,7 +71,10 @@ class TorchStreams:
 
     def current(self) -> tuple[int, bool]:
         """The caller's current stream, and whether it is being captured."""
-        stream: int = torch.cuda.current_stream(self._device).cuda_stream
+        if _raw_stream is not None:
+            stream = _raw_stream(self._device.index)
+        else:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
         if torch.cuda.current_device() == self._device.index:
             return stream, torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(self._device):
@@ -91,21 +103,27 @@ class GpuExecution:
     def __init__(
         self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
     ) -> None:
-        code = artefacts.gpu
-        if code is None:
-            raise ValueError("artefacts for a GPU have no GPU code")
+        code = code_of(artefacts)
         self.device = device
         self._streams = streams
         self._runtime = gpu.runtime
         self.kernels = [load_kernel(code, number, gpu) for number in range(len(code.variants))]
-        handles = [kernel.handle for kernel in self.kernels]
-        self._table = (c_void_p * max(len(handles), 1))(*handles)
         self._library = host_library(artefacts, gpu.runtime.symbols())
         self.plan = plan_function(self._library)
-        self._run: Callable[..., int] = _RUN(self._library.lookup(ENTRY_RUN))
         self._arenas = ArenaPool(device, _MOST_IDLE_ARENAS)
         self._zeros = torch.zeros(_EMPTY_BYTES, dtype=torch.uint8, device=device)
         self.for_empty = self._zeros.data_ptr()
+
+    @staticmethod
+    def of(
+        artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+    ) -> GpuExecution:
+        """The execution that a program needs: under constant graphs, or launch by launch."""
+        if code_of(artefacts).graph is None:
+            return QueuedExecution(artefacts, gpu, device, streams)
+        from shapejit.gpu.program_graphs_run import GraphExecution
+
+        return GraphExecution(artefacts, gpu, device, streams)
 
     @staticmethod
     def on(artefacts: Artefacts, device: torch.device | None = None) -> GpuExecution:
@@ -120,17 +138,24 @@ class GpuExecution:
         number = current_device(archs) if device is None or device.index is None else device.index
         gpu = usable_gpu(number, archs)
         place = torch.device("cuda", number)
-        return GpuExecution(artefacts, gpu, place, TorchStreams(place))
+        return GpuExecution.of(artefacts, gpu, place, TorchStreams(place))
 
     @property
     def arena_bytes(self) -> int:
-        """Working memory held now, without that of graphs."""
+        """Working memory held now, without that of graphs of callers."""
         return self._arenas.bytes
 
     @property
     def code_bytes(self) -> int:
         """Machine code in device memory."""
         return sum(kernel.module.image_bytes for kernel in self.kernels)
+
+    def prepare(self, buffers: Any) -> None:
+        """See `Execution`; here there is nothing to prepare."""
+
+    def graph_use(self) -> GraphUse | None:
+        """What the program's constant graphs are and did; None if it has none."""
+        return None
 
     def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
         """Queues the program in the current stream.
@@ -145,18 +170,41 @@ class GpuExecution:
         stream, captured = self._streams.current()
         if captured:
             # Given back to the graph's pool, where what the graph runs later may have it.
-            self._queue(symbols, buffers, new_arena(arena_bytes, self.device), stream)
+            arena = new_arena(arena_bytes, self.device)
+            self._queue(symbols, buffers, arena.data_ptr(), stream)
             return
         arena = self._arenas.acquire(arena_bytes, stream)
         try:
-            self._queue(symbols, buffers, arena, stream)
+            self._queue(symbols, buffers, arena.data_ptr(), stream)
         finally:
             self._arenas.release(arena, stream)
 
-    def _queue(self, symbols: Any, buffers: Any, arena: torch.Tensor, stream: int) -> None:
-        status = self._run(symbols, buffers, arena.data_ptr(), self._table, stream)
-        if status:
+    def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
+        """Queues all work of a call in a stream."""
+        raise AssertionError("both kinds override this")
+
+
+class QueuedExecution(GpuExecution):
+    """A program whose host program queues the launches one by one."""
+
+    def __init__(
+        self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+    ) -> None:
+        super().__init__(artefacts, gpu, device, streams)
+        handles = [kernel.handle for kernel in self.kernels]
+        self._table = (c_void_p * max(len(handles), 1))(*handles)
+        self._run: Callable[..., int] = _RUN(self._library.lookup(ENTRY_RUN))
+
+    def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
+        if status := self._run(symbols, buffers, arena, self._table, stream):
             self._runtime.check(status)
+
+
+def code_of(artefacts: Artefacts) -> GpuCode:
+    """What runs on the GPU."""
+    if artefacts.gpu is None:
+        raise ValueError("artefacts for a GPU have no GPU code")
+    return artefacts.gpu
 
 
 def load_kernel(code: GpuCode, number: int, gpu: Device) -> Kernel:
@@ -223,6 +271,7 @@ def _unusable(reason: str, archs: tuple[str, ...]) -> Exception:
 
 __all__ = [
     "GpuExecution",
+    "QueuedExecution",
     "Streams",
     "TorchStreams",
     "current_device",

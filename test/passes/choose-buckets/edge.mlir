@@ -18,7 +18,7 @@ shapejit.kernel @constant symbols 0 (%x: !x, %w: !w) {
 // -----
 
 // Nothing is known of the sizes of a kernel that is not launched: from 0 to any. A decision made
-// before is made anew, and other kernels are left alone.
+// before is made anew, and kernels that no family serves are left alone.
 
 // CHECK-LABEL: shapejit.kernel @unbounded
 // CHECK: shapejit.dispatch @unbounded by
@@ -26,11 +26,10 @@ shapejit.kernel @constant symbols 0 (%x: !x, %w: !w) {
 // CHECK-NEXT: #shapejit.bucket<[{{[0-9]+}}], [?], "swapped_256x128x64_s4_w2_stream"
 // CHECK-NEXT: ]
 // CHECK-NOT: shapejit.dispatch
-// CHECK: shapejit.kernel @double
+// CHECK: shapejit.kernel @conv
 // CHECK-NOT: shapejit.dispatch
 #lhs = affine_map<(m, n, k) -> (m, k)>
 #rhs = affine_map<(m, n, k) -> (n, k)>
-#id = affine_map<(m, n) -> (m, n)>
 !x = tensor<?x4096xbf16, #shapejit.shape<[s0, 4096]>>
 !w = tensor<4096x4096xbf16, #shapejit.shape<[4096, 4096]>>
 shapejit.kernel @unbounded symbols 1 (%x: !x, %w: !w) {
@@ -38,13 +37,14 @@ shapejit.kernel @unbounded symbols 1 (%x: !x, %w: !w) {
   shapejit.yield %0 : !x
 }
 shapejit.dispatch @unbounded by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[0], [?], "old", "">]
-shapejit.kernel @double symbols 1 (%x: !x) {
-  %0 = shapejit.loop over [s0, 4096] ins(%x at #id : !x) outs(#id : !x) {
-  ^bb0(%v: bf16):
-    %1 = arith.addf %v, %v : bf16
-    shapejit.yield %1 : bf16
-  }
-  shapejit.yield %0 : !x
+!i = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
+!f = tensor<8x8x3xf32, #shapejit.shape<[8, 8, 3]>>
+shapejit.kernel @conv symbols 2 (%x: !i, %w: !f) {
+  %0 = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, p, c)> : !i)
+      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !f)
+      -> affine_map<(n, g, o, f) -> (n, o, f)> : !i
+  shapejit.yield %0 : !i
 }
 
 // -----

@@ -19,3 +19,16 @@ shapejit.kernel @single symbols 1 (%x: !x, %w: !w) {
   %0 = shapejit.gemm over [s0, 64, 64] lhs(%x at #lhs : !x) rhs(%w at #rhs : !w) -> !x
   shapejit.yield %0 : !x
 }
+
+// -----
+
+!x = tensor<?x?xf32, #shapejit.shape<[s0, s1]>>
+// expected-error @below {{this kernel }}
+shapejit.kernel @single symbols 2 (%q: !x) {
+  %0 = shapejit.attention over [1, 1, s0, s0, s1, s1]
+      q(%q at affine_map<(b, h, m, d) -> (m, d)> : !x)
+      k(%q at affine_map<(b, h, n, d) -> (n, d)> : !x)
+      v(%q at affine_map<(b, h, n, d) -> (n, d)> : !x)
+      {scale = 1.0 : f64} -> affine_map<(b, h, m, d) -> (m, d)> : !x
+  shapejit.yield %0 : !x
+}

@@ -1,5 +1,6 @@
 // RUN: shapejit-opt %s --split-input-file --shapejit-lower-gemm-to-nvgpu="schedule=persistent_128x64x64_s4_w2_stream parameters=block programmatic=true" | FileCheck %s
 // RUN: shapejit-opt %s --split-input-file --shapejit-lower-gemm-to-nvgpu="schedule=swapped_128x64x64_s4_w2_c2" | FileCheck %s --check-prefix=CLUSTER
+// RUN: shapejit-opt %s --split-input-file --shapejit-lower-gemm-to-nvgpu="schedule=persistent_128x88x64_s4_w2" | FileCheck %s --check-prefix=RAGGED
 
 // All sizes free, in a parameter block, with shared tiles: the function has one parameter, sizes
 // and addresses are read from the block, and maps are acquired before their first use.
@@ -69,6 +70,17 @@
 // CLUSTER: nvvm.cluster.arrive
 // CLUSTER: nvvm.cluster.wait
 // CLUSTER: llvm.return
+
+// Columns that fill no panels of 64 are stored from registers: a box would reach into the next tile.
+
+// RAGGED-LABEL: gpu.module @free__persistent_128x88x64_s4_w2
+// RAGGED-SAME: \22grid\22:{\22tiles\22:{{\[\[}}1,128],[2,88]],
+// RAGGED-SAME: \22box\22:[64,128]
+// RAGGED-SAME: \22box\22:[64,88]
+// RAGGED-NOT: nvgpu.tma.async.store
+// RAGGED: llvm.store {{.*}} : i32, !llvm.ptr<1>
+// RAGGED-NOT: nvgpu.tma.async.store
+// RAGGED-LABEL: shapejit.kernel
 #x = affine_map<(d0, d1, d2) -> (d0, d2)>
 #w = affine_map<(d0, d1, d2) -> (d1, d2)>
 shapejit.kernel @free symbols 3 (%x: tensor<?x?xbf16, #shapejit.shape<[s0, s2]>>, %w: tensor<?x?xbf16, #shapejit.shape<[s1, s2]>>) {

@@ -22,7 +22,7 @@ shapejit.kernel @copy symbols 0 (%x: tensor<8xf32, #shapejit.shape<[8]>>) {
 shapejit.dispatch @copy by affine_map<() -> ()> [#shapejit.bucket<[], [], "wide", "">]
 gpu.module @copy__narrow {}
 func.func @main(%x: tensor<8xf32, #shapejit.shape<[8]>>) -> tensor<8xf32, #shapejit.shape<[8]>> attributes {shapejit.arena = #shapejit.shape<[]>} {
-  // expected-error @below {{variant wide of kernel @copy has no gpu.module @copy__wide with an interface; run shapejit-lower-gemm-to-nvgpu before shapejit-lower-to-host}}
+  // expected-error @below {{variant wide of kernel @copy has no gpu.module @copy__wide with an interface; run the pass that lowers such kernels before shapejit-lower-to-host}}
   %0 = shapejit.launch @copy affine_map<() -> ()> (%x) {buffers = [#shapejit.buffer<output 0>]} : (tensor<8xf32, #shapejit.shape<[8]>>) -> tensor<8xf32, #shapejit.shape<[8]>>
   return %0 : tensor<8xf32, #shapejit.shape<[8]>>
 }

@@ -1,0 +1,80 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Programs under constant graphs, on a GPU.
+
+What the compiler noted in numbers (`shapejit.gpu.program_graphs`) meets the kernels that are loaded
+and the native code that runs them (`shapejit.gpu.graph`).
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int64
+from typing import Any
+
+import torch
+
+from shapejit.artefacts import ENTRY_REGION, ENTRY_WORDS, Artefacts
+from shapejit.gpu.device import Device
+from shapejit.gpu.graph import GraphLaunch, GraphProgram, GraphUse, Head
+from shapejit.gpu.program_run import GpuExecution, Streams, code_of
+
+#: Streams that have a block and graphs of a program each.
+_MOST_INSTANCES = 8
+
+
+class GraphExecution(GpuExecution):
+    """A program under constant graphs, one for each region of sizes."""
+
+    def __init__(
+        self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+    ) -> None:
+        super().__init__(artefacts, gpu, device, streams)
+        code = code_of(artefacts)
+        assert code.graph is not None
+        self._code, self._graph = code, code.graph
+        self._variants = {kernel.name: kernel.variants for kernel in code.kernels}
+        self._program = GraphProgram(
+            Head.load(self._graph.head_entry, gpu),
+            call_words=self._graph.call_words,
+            word_count=len(self._graph.words),
+            region_of=self._library.lookup(ENTRY_REGION),
+            words_of=self._library.lookup(ENTRY_WORDS),
+            launches=self._launches,
+            most_instances=_MOST_INSTANCES,
+        )
+        self._symbols = c_int64 * max(len(artefacts.symbols), 1)
+
+    def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
+        self._program.run(symbols, buffers, arena, stream)
+
+    @property
+    def code_bytes(self) -> int:
+        """Machine code in device memory."""
+        return super().code_bytes + self._program.head.module.image_bytes
+
+    def prepare(self, buffers: Any) -> None:
+        """Makes the graphs of the regions in which calls are expected."""
+        order = self._graph.order
+        if not order:
+            return
+        symbols = self._graph.regions[order[0]].symbols
+        assert symbols is not None, "regions in the order have a sample"
+        self._program.add_regions(order)
+        self._program.bind(self._symbols(*symbols), buffers)
+        self._program.prepare()
+
+    def graph_use(self) -> GraphUse | None:
+        """What the program's constant graphs are and did."""
+        return self._program.use()
+
+    def _launches(self, region: int) -> list[GraphLaunch]:
+        """The launches of a region, which the host program gave the number."""
+        chosen = self._graph.regions[region].variants
+        return [
+            GraphLaunch(
+                self.kernels[variant],
+                launch.operands,
+                launch.values[self._variants[launch.kernel].index(variant)],
+            )
+            for launch, variant in zip(self._graph.launches, chosen, strict=True)
+        ]

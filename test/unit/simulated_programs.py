@@ -1,0 +1,229 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiled modules on a simulated GPU: their host programs, with simulated kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64, c_void_p
+from typing import Any
+
+import mlir.ir as ir
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reference.hopper.launch import Launch, kernel_function
+from reference.hopper.machine import Machine
+from reference.hopper.memory import GlobalMemory
+from shapejit import ir as sir
+from shapejit.artefacts import (
+    ENTRY_REGION,
+    ENTRY_RUN,
+    ENTRY_WORDS,
+    Artefacts,
+    CopySpec,
+    JoinSpec,
+    TensorInput,
+    TensorOutput,
+)
+from shapejit.cache.cubins import CubinUnit
+from shapejit.codegen.builder import CubinBuilder
+from shapejit.execution import host_library, plan_function
+from shapejit.gpu import program_build
+from shapejit.gpu.interface import KernelInterface
+from shapejit.pass_host import run_pipeline
+from shapejit.passes.host.launchers import LAUNCH
+from shapejit.program import Program
+from unit.gpu_programs import CPU, build
+
+_LAUNCH = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+_RUN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+_REGION = ctypes.CFUNCTYPE(c_int64, c_void_p)
+_WORDS = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_void_p)
+
+
+class Recorder(CubinBuilder):
+    """A builder that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units: dict[tuple[str, str], CubinUnit] = {}
+
+    def build_async(self, unit: CubinUnit, *, urgent: bool = False) -> Any:
+        self.units[unit.key.text, str(dict(unit.key.schedule)["name"])] = unit
+        return super().build_async(unit, urgent=urgent)
+
+
+class Simulated:
+    """The kernels of a program on a simulated GPU; an `Execution`.
+
+    The host program is the real one. By value, the launch function that it is linked with runs the
+    variant which it asks for, with the operands and values that it passes. Under constant graphs,
+    the launches of the region that it names run in order, with the words that it gives.
+
+    Attributes:
+        launched: numbers of the variants that were launched.
+    """
+
+    device = CPU
+    alignment = 16
+    for_empty = 0
+    arena_bytes = 0
+    code_bytes = 0
+
+    def __init__(self, artefacts: Artefacts, units: Sequence[CubinUnit]) -> None:
+        assert artefacts.gpu is not None
+        self._artefacts = artefacts
+        self._variants = artefacts.gpu.variants
+        self._context = ir.Context()
+        self._lowered = [_lowered(self._context, unit) for unit in units]
+        self._memory = GlobalMemory()
+        self._callback = _LAUNCH(self._launch)
+        address = ctypes.cast(self._callback, c_void_p).value
+        assert address is not None
+        self._library = host_library(artefacts, {LAUNCH: address})
+        self.plan = plan_function(self._library)
+        self._graph = artefacts.gpu.graph
+        self.launched: list[int] = []
+        self.failure: Exception | None = None
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+        """Copies all buffers to the simulated GPU, runs, and copies the outputs back."""
+        self._memory, self.failure = GlobalMemory(), None
+        self.launched.clear()
+        sizes = self._sizes(list(symbols))
+        table = (c_void_p * len(sizes))()
+        for position, size in enumerate(sizes):
+            table[position] = self._memory.allocate(size)
+            data = np.frombuffer(ctypes.string_at(buffers[position] or 0, size), np.uint8)
+            self._memory.write(table[position], data)
+        arena = self._memory.allocate(arena_bytes)
+        # What a launch reads before it was written shows.
+        self._memory.write(arena, np.full(arena_bytes, 0xFF, np.uint8))
+        (self._run_queued if self._graph is None else self._run_graph)(symbols, table, arena)
+        outputs = sum(isinstance(spec, TensorOutput) for spec in self._artefacts.outputs)
+        for position in range(len(sizes) - outputs, len(sizes)):
+            data = self._memory.read(table[position], sizes[position]).tobytes()
+            ctypes.memmove(buffers[position], data, sizes[position])
+
+    def prepare(self, buffers: Any) -> None:
+        """Nothing is made ahead of time."""
+
+    def graph_use(self) -> None:
+        """There are no graphs."""
+
+    def _run_queued(self, symbols: Any, buffers: Any, arena: int) -> None:
+        kernels = (c_void_p * len(self._variants))(*range(1, 1 + len(self._variants)))
+        run = _RUN(self._library.lookup(ENTRY_RUN))
+        status = run(symbols, buffers, arena, kernels, 7)
+        if self.failure is not None:
+            raise self.failure
+        assert status == 0
+
+    def _run_graph(self, symbols: Any, buffers: Any, arena: int) -> None:
+        graph = self._graph
+        assert graph is not None
+        region = _REGION(self._library.lookup(ENTRY_REGION))(symbols)
+        words = (c_int64 * len(graph.words))()
+        _WORDS(self._library.lookup(ENTRY_WORDS))(symbols, buffers, arena, words)
+        for launch, variant in zip(graph.launches, graph.regions[region].variants, strict=True):
+            of_kernel = self._artefacts.gpu.kernel(launch.kernel).variants  # type: ignore[union-attr]
+            values = launch.values[of_kernel.index(variant)]
+            self._simulate(
+                variant, [words[number] for number in launch.operands], [words[n] for n in values]
+            )
+
+    def _simulate(self, variant: int, operands: Sequence[int], values: Sequence[int]) -> None:
+        """Runs a launch."""
+        function, interface = self._lowered[variant]
+        self.launched.append(variant)
+        with self._context:
+            launch = Launch(function, interface, [0] * 16, multiprocessors=4)
+            launch._values = list(values)  # those of the host program
+            launch.memory = self._memory
+            launch._machine = Machine(self._memory, 0)
+            launch.run(operands)
+
+    def _sizes(self, symbols: list[int]) -> list[int]:
+        """Bytes of every buffer."""
+        artefacts = self._artefacts
+        inputs = [spec for spec in artefacts.inputs if isinstance(spec, TensorInput)]
+        outputs = [spec for spec in artefacts.outputs if isinstance(spec, TensorOutput)]
+
+        return [
+            *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in inputs),
+            *(_bytes(spec.dtype, spec.shape) for spec in artefacts.weights),
+            *map(self._copy_bytes, artefacts.packs),
+            *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in outputs),
+        ]
+
+    def _copy_bytes(self, spec: CopySpec) -> int:
+        """Bytes of a copy of weights."""
+        assert isinstance(spec, JoinSpec)
+        parts = [self._artefacts.weights[number] for number in spec.weights]
+        return sum(_bytes(part.dtype, part.shape) for part in parts)
+
+    def _launch(
+        self, kernel: int, operands: int, values: int, workspace: int | None, stream: int
+    ) -> int:
+        """``shapejitRtCudaLaunch``"""
+        try:
+            assert (workspace, stream) == (None, 7)
+            interface = self._lowered[kernel - 1][1]
+            given = (c_int64 * len(interface.values)).from_address(values)[:]
+            addresses = (c_void_p * self._operand_count(interface)).from_address(operands)[:]
+            self._simulate(kernel - 1, [address or 0 for address in addresses], given)
+        except Exception as error:  # cannot pass through native code
+            self.failure = error
+            return 1
+        return 0
+
+    @staticmethod
+    def _operand_count(interface: KernelInterface) -> int:
+        numbers = [getattr(parameter, "operand", -1) for parameter in interface.parameters]
+        return max(numbers) + 1
+
+
+def _bytes(dtype: str, sizes: Sequence[int]) -> int:
+    width: int = getattr(torch, dtype).itemsize
+    return width * math.prod(sizes)
+
+
+def _lowered(context: Any, unit: CubinUnit) -> tuple[Any, KernelInterface]:
+    """The function of a variant, and how it is called."""
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(unit.text)
+        run_pipeline(module, unit.pipeline, stage="test")
+        [op] = (op for op in sir.operations(module.body) if op.name == "gpu.module")
+        text = ir.StringAttr(op.attributes[program_build.INTERFACE]).value
+        # The function is part of the module, which has to live as long.
+        _modules.append(module)
+        return kernel_function(op), KernelInterface.from_json(text)
+
+
+_modules: list[Any] = []
+
+
+def simulated(
+    model: nn.Module, args: Sequence[Tensor], shapes: Any, **options: Any
+) -> tuple[Program, Simulated]:
+    """A model compiled for the simulated GPU."""
+    recorder = Recorder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_build, "builder_for", lambda _dump: recorder)
+        artefacts, weights = build(model, args, shapes, **options)
+    code = artefacts.gpu
+    assert code is not None
+    # Kernels are asked for in the order in which the program has them, then the head kernel.
+    texts = list(dict.fromkeys(text for text, _ in recorder.units))
+    del texts[len(code.kernels) :]
+    units: dict[int, CubinUnit] = {}
+    for kernel, text in zip(code.kernels, texts, strict=True):
+        for number in kernel.variants:
+            units[number] = recorder.units[text, code.variants[number].schedule]
+    execution = Simulated(artefacts, [units[number] for number in range(len(units))])
+    return Program(artefacts, weights, execution=execution), execution
