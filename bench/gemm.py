@@ -10,14 +10,16 @@ run.
 
     python bench/gemm.py                         # dispatched against cuBLAS
     python bench/gemm.py --candidates            # every schedule that may be worth it, for a fit
-    python bench/gemm.py --epilogue --shapes 20  # bias + gelu + residual against torch.compile
+    python bench/gemm.py --epilogue --resume     # bias + gelu + residual against torch.compile
 
-Writes ``bench/results/gemm-<GPU>.json`` and a plot beside it.
+Writes ``bench/results/gemm-<GPU>.json`` and a plot beside it. With ``--seconds`` and ``--resume`` a
+long run is made in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gemm_peers
 import torch
 from gemm_report import DISPATCHED, PEERS, line, plot, summary
 from torch import Tensor
@@ -37,7 +40,9 @@ from torch.nn import functional
 import shapejit.ops as ops
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.ops.gemm import kernels_of
+from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_operands import Operands, result_shape
+from shapejit.ops.gemm_spec import GemmKind
 from shapejit.passes.buckets.device import H200
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
@@ -69,6 +74,16 @@ def shapes(seed: int = 0) -> list[Shape]:
         n, k = pairs[number % len(pairs)]
         found.append((round(math.exp(rng.uniform(0, math.log(8192)))), n, k))
     return found
+
+
+def shape_of(text: str) -> Shape:
+    """The shape that a text such as 140,4096,14336 names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    m, n, k = map(int, text.split(","))
+    return m, n, k
 
 
 # ---------------------------------------------------------------------------
@@ -125,13 +140,31 @@ def dispatched(cell: Cell) -> list[Call]:
     return [call(index) for index in range(len(cell.sets))]
 
 
-def scheduled(cell: Cell, schedule: GemmSchedule) -> list[Call]:
+EARLY = ", early"
+"""Ends the name of a schedule whose kernel is launched before the one ahead of it ends."""
+
+
+def kernels_started(kernels: KindKernels, early: bool) -> KindKernels:
+    """Kernels of a kind that all start early, or none of them."""
+    found = _started.get((kernels.kind, early))
+    if found is None:
+        found = KindKernels(
+            kernels.kind, kernels.device, kernels.memory, kernels.build, early=lambda _: early
+        )
+        _started[kernels.kind, early] = found
+    return found
+
+
+_started: dict[tuple[GemmKind, bool], KindKernels] = {}
+
+
+def scheduled(cell: Cell, schedule: GemmSchedule, early: bool = False) -> list[Call]:
     """Calls of one schedule's kernel, whatever the cost model thinks of it."""
 
     def call(index: int) -> Call:
         operands, out = cell.operands(index), cell.sets[index][4]
         layout, kernels = kernels_of(operands, result_shape(operands), out.data_ptr())
-        loaded = kernels.load(schedule)
+        loaded = kernels_started(kernels, early).load(schedule)
         assert loaded.kernel is not None
         values = [value.evaluate(layout.symbols) for value in loaded.values]
         addresses = [tensor.data_ptr() for tensor in (*operands.tensors, out)]
@@ -141,19 +174,10 @@ def scheduled(cell: Cell, schedule: GemmSchedule) -> list[Call]:
     return [call(index) for index in range(len(cell.sets))]
 
 
-def compiled(mode: str | None) -> Callable[[Cell], list[Call]]:
-    """torch.compile of the fused layer, compiled for each shape."""
-
-    def build(cell: Cell) -> list[Call]:
-        torch._dynamo.reset()
-
-        def layer(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-            return functional.gelu(functional.linear(x, w, bias)) + residual
-
-        function = torch.compile(layer, mode=mode, dynamic=False)
-        return [lambda s=s: function(*s[:4]) for s in cell.sets]
-
-    return build
+def compiled(cell: Cell, mode: str | None) -> list[Call]:
+    """Calls of the fused layer by torch.compile."""
+    function = gemm_peers.compiled(mode)
+    return [lambda s=s: function(*s[:4]) for s in cell.sets]
 
 
 # ---------------------------------------------------------------------------
@@ -172,6 +196,9 @@ class Regime:
 
 
 REGIMES = (Regime("burst", 0.003, 0.006, 9), Regime("sustained", 0.012, 0.0, 7))
+
+
+REGIME_NAMES = [regime.name for regime in REGIMES]
 
 
 def capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
@@ -232,7 +259,9 @@ def check(cell: Cell, calls: Sequence[Call]) -> float:
     return ((out.float() - expected).norm() / expected.norm()).item()
 
 
-def worth(shape: Shape, candidates: Sequence[GemmSchedule], factor: float) -> list[GemmSchedule]:
+def worth(
+    shape: Shape, candidates: Sequence[GemmSchedule], factor: float, most: int = 16
+) -> list[GemmSchedule]:
     """The candidates that the cost model puts within a factor of the best."""
     m, n, k = shape
     tried = worth_trying(candidates, 1)
@@ -240,17 +269,21 @@ def worth(shape: Shape, candidates: Sequence[GemmSchedule], factor: float) -> li
     times = model.times(GemmSizes(m, n, k))[0]
     ranked = sorted(zip(times.tolist(), model.schedules, strict=True), key=lambda pair: pair[0])
     best = ranked[0][0]
-    return [schedule for seconds, schedule in ranked if seconds <= factor * best][:16]
+    return [schedule for seconds, schedule in ranked if seconds <= factor * best][:most]
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rng = random.Random(arguments.seed)
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[arguments.dtype]
-    records: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = list(arguments.measured)
     end = time.monotonic() + arguments.seconds
-    cells = shapes()[:: arguments.every][: arguments.shapes]
-    rng.shuffle(cells)
+    cells = wanted(arguments, rng)
     prepare(cells, dtype, arguments)
+    if arguments.epilogue:
+        # What is compiled ahead leaves most of the time to what is measured.
+        ready = gemm_peers.warm(cells, arguments.dtype, (end - time.monotonic()) * 0.5)
+        print(f"{len(ready)} of {len(cells)} shapes compiled by the peers", flush=True)
+        cells = ready or cells
     for shape in cells:
         if time.monotonic() > end:
             print(f"out of time: {len(cells)} shapes were asked for", flush=True)
@@ -267,9 +300,21 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 record["schedule"] = chosen(cell)
             records.append(record)
         print(line(records, shape), flush=True)
+        save(records, arguments)
         del cell, providers
         torch.cuda.empty_cache()
     return records
+
+
+def wanted(arguments: argparse.Namespace, rng: random.Random) -> list[Shape]:
+    """The shapes to measure: small and large M by turns, without those that were measured."""
+    measured = {(r["m"], r["n"], r["k"]) for r in arguments.measured}
+    found = arguments.cells or shapes(arguments.shape_seed)[:: arguments.every]
+    found = found[: arguments.shapes]
+    rng.shuffle(found)
+    halves = [[s for s in found if (s[0] <= 128) == small] for small in (True, False)]
+    mixed = [s for pair in itertools.zip_longest(*halves) for s in pair if s is not None]
+    return [shape for shape in dict.fromkeys(mixed) if shape not in measured]
 
 
 def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Namespace) -> None:
@@ -277,9 +322,10 @@ def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Name
     cell = Cell((8, 256, 256), dtype, arguments.epilogue)
     operands = cell.operands(0)
     _, kernels = kernels_of(operands, result_shape(operands), 0)
-    wanted = [*CANDIDATES, *arguments.extra]
+    kernels = kernels_started(kernels, early=False)
+    tried = [*CANDIDATES, *arguments.extra]
     start = time.perf_counter()
-    for schedule, future in zip(wanted, kernels.begin(wanted), strict=True):
+    for schedule, future in zip(tried, kernels.begin(tried), strict=True):
         if (error := future.exception()) is not None:
             print(f"{schedule}: {str(error)[:300]}", flush=True)
             arguments.broken.add(schedule)
@@ -295,7 +341,7 @@ def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Name
             print(f"{schedule}: WRONG, relative error {error_of:.2e}", flush=True)
             arguments.broken.add(schedule)
     seconds = time.perf_counter() - start
-    print(f"{len(wanted)} kernels in {seconds:.2f} s, for {len(cells)} shapes", flush=True)
+    print(f"{len(tried)} kernels in {seconds:.2f} s, for {len(cells)} shapes", flush=True)
 
 
 def chosen(cell: Cell) -> str:
@@ -308,14 +354,21 @@ def chosen(cell: Cell) -> str:
 def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Call]]:
     providers: dict[str, list[Call]] = {}
     if arguments.epilogue:
-        providers["torch.compile"] = compiled(None)(cell)
-        providers["max-autotune"] = compiled("max-autotune-no-cudagraphs")(cell)
+        for name, mode in gemm_peers.MODES.items():
+            providers[name] = compiled(cell, mode)
     else:
         providers["cublas"] = cublas(cell)
     if arguments.candidates:
-        usable = [s for s in (*CANDIDATES, *arguments.extra) if s not in arguments.broken]
-        for schedule in worth(cell.shape, usable, arguments.factor):
+        known, extra = (
+            [schedule for schedule in group if schedule not in arguments.broken]
+            for group in (CANDIDATES, arguments.extra)
+        )
+        tried = worth(cell.shape, known, arguments.factor, arguments.most)
+        best = worth(cell.shape, [*known, *extra], arguments.factor, 1 << 30)
+        for number, schedule in enumerate([*tried, *(each for each in best if each in extra)]):
             providers[str(schedule)] = scheduled(cell, schedule)
+            if number < arguments.early:
+                providers[f"{schedule}{EARLY}"] = scheduled(cell, schedule, early=True)
     providers[DISPATCHED] = dispatched(cell)
     for name, calls in providers.items():
         if name == DISPATCHED or name not in PEERS:
@@ -352,29 +405,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
     parser.add_argument("--shapes", type=int, default=93, help="how many")
+    parser.add_argument("--shape-seed", type=int, default=0, help="of the 60 random shapes")
+    parser.add_argument("--cells", type=shape_of, nargs="*", help="these shapes instead, as m,n,k")
     parser.add_argument("--every", type=int, default=1, help="take every so many")
     parser.add_argument("--candidates", action="store_true", help="measure schedules one by one")
     parser.add_argument("--factor", type=float, default=1.6, help="of the best predicted time")
+    parser.add_argument("--most", type=int, default=16, help="schedules a shape")
+    parser.add_argument("--early", type=int, default=0, help="so many also with an early start")
     parser.add_argument("--extra", type=GemmSchedule.parse, nargs="*", default=[])
     parser.add_argument("--epilogue", action="store_true", help="bias + gelu + residual")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commit", help="of the sources, where they are no repository")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep what the output file has")
     arguments = parser.parse_args()
     arguments.broken = set()
+    if arguments.output is None:
+        name = torch.cuda.get_device_name().replace("NVIDIA ", "").replace(" ", "-").lower()
+        kind = "epilogue-" if arguments.epilogue else ""
+        arguments.output = RESULTS / f"gemm-{kind}{name}.json"
+    arguments.measured = []
+    if arguments.resume and arguments.output.exists():
+        arguments.measured = json.loads(arguments.output.read_text())["records"]
     records = run(arguments)
-    name = torch.cuda.get_device_name().replace("NVIDIA ", "").replace(" ", "-").lower()
-    path = arguments.output or RESULTS / f"gemm-{name}.json"
-    regimes = [regime.name for regime in REGIMES]
-    table = summary(records, regimes)
+    for key, value in save(records, arguments).items():
+        print(key, value)
+    plot(records, REGIME_NAMES, arguments.output.with_suffix(".png"))
+
+
+def save(records: list[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Writes what was measured so far; gives the summary."""
+    table = summary(records, REGIME_NAMES)
     result = {"environment": environment(), "summary": table, "records": records}
     if arguments.commit:
         result["environment"]["commit"] = arguments.commit
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    for key, value in table.items():
-        print(key, value)
-    plot(records, regimes, path.with_suffix(".png"))
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    return table
 
 
 if __name__ == "__main__":

@@ -176,6 +176,14 @@ class KernelFunction:
         self._attributes.append(ir.Attribute.parse(attributes))
         return self._body.add_argument(type_, self._function.location)
 
+    def unlisted(self, type_: Type, attributes: str = "{}") -> Value:
+        """A parameter that the interface does not list, of a kernel that is launched specially.
+
+        Args:
+            attributes: of the argument, as text.
+        """
+        return self._argument(type_, attributes)
+
     def _place(self, parameter: _P, bytes_: int) -> _P:
         """The parameter with its offset in the block."""
         start = -(-self._block_bytes // bytes_) * bytes_

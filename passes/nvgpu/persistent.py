@@ -113,12 +113,23 @@ class _Kernel:
             )
         if schedule.rows_shared > 1 or schedule.split > 1:
             raise LoweringError("shares rows or K in a cluster, which only small_m does")
+        if schedule.once:
+            raise LoweringError("says that weights are read once, which only small_m is told")
         limit = _REGISTERS[schedule.consumers][1] - _OTHER_REGISTERS
         if self._sums > limit:
             raise LoweringError(
                 f"needs {self._sums} registers for the sums of a thread with this schedule; there "
                 f"are {limit}. Use smaller tiles or more consumers"
             )
+
+    @property
+    def _is_ragged(self) -> bool:
+        """Whether tiles are as wide as it takes to give each multiprocessor one of a weight.
+
+        All of the GPU is then busy reading the weight, beside which the result is small: it is
+        stored from registers.
+        """
+        return not self._schedule.swapped and self._schedule.columns % StagedStore.COLUMNS != 0
 
     # The kernel -----------------------------------------------------------------------------------
 
@@ -132,7 +143,12 @@ class _Kernel:
             share = schedule.columns_shared
             sharing = Sharing(share, self._units.rank, self._cluster_mask()) if share > 1 else ALONE
             self._operands = Operands.make(
-                function, memory, problem, schedule, columns_sharing=sharing
+                function,
+                memory,
+                problem,
+                schedule,
+                columns_sharing=sharing,
+                streams_weights=self._is_ragged,
             )
             self._ring = Ring(schedule.stages, _WARPS * self._together, peers=share)
             self._store = self._make_store()
@@ -163,7 +179,7 @@ class _Kernel:
 
     def _make_store(self) -> Store:
         matrix = result_matrix(self._problem)
-        if matrix is None:
+        if matrix is None or self._is_ragged:
             return DirectStore(
                 self._function, self._problem.result, self._directions, self._threads
             )
@@ -173,7 +189,6 @@ class _Kernel:
             matrix,
             self._threads,
             consumers=self._schedule.consumers,
-            columns=self._schedule.columns,
             turned=self._schedule.swapped,
         )
 

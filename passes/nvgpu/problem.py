@@ -127,7 +127,7 @@ def gemm_problem(kernel: Any) -> GemmProblem:
         raise LoweringError("does not yield exactly the result of one gemm")
     [gemm] = gemms
     _check_types(gemm)
-    reader = _Reader(kernel)
+    reader = OperandReader(kernel)
     space = sir.attr_sizes(gemm.attributes["space"])
     _, weights, _ = gemm.attributes["operandSegmentSizes"]
     accesses = [
@@ -161,7 +161,7 @@ def _check_types(gemm: Any) -> None:
         raise LoweringError(f"has {len(factors) - 1} weights; there are at most two")
 
 
-class _Reader:
+class OperandReader:
     """Finds the memory behind the values of a kernel."""
 
     def __init__(self, kernel: Any) -> None:

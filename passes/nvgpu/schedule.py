@@ -12,6 +12,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     swapped_256x112x64_s4_w2_stream       the rows of a tile are columns of the result
     small_m_128x64x64_s7_w2_k2            one tile a cluster of 2, which share K
     small_m_64x64x64_s12_w1_r2            one tile a CTA; pairs of CTAs share rows by multicast
+    small_m_128x64x64_s7_w2_once          for weights with so many columns that all of the GPU reads
     unaligned_128x128x64_s3_w2              no tensor maps: any strides and base addresses
 """
 
@@ -21,12 +22,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+STREAMING_TILES = 80
+"""With so many tiles of weights all of the GPU is busy reading them; measured between 64 and 86."""
+
 FAMILIES = ("persistent", "swapped", "small_m", "unaligned")
 
 _NAME = re.compile(
     r"(?P<family>[a-z_]+)_(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)_s(?P<stages>\d+)"
     r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
-    r"(?:_k(?P<split>\d+))?(?P<stream>_stream)?(?P<turns>_turns)?"
+    r"(?:_k(?P<split>\d+))?(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?"
 )
 
 
@@ -49,6 +53,8 @@ class GemmSchedule:
         stream: the tiles of the last, partly filled wave are shared by all CTAs along K.
         turns: the two consumers have tiles of their own, and multiply in turn: the epilogue of one
             runs beside the products of the other. Each has all rows of its tile.
+        once: all of the GPU is busy reading weights, of which there are `STREAMING_TILES` tiles or
+            more; for ``small_m`` where the number of columns is not known.
     """
 
     family: str
@@ -62,6 +68,7 @@ class GemmSchedule:
     split: int = 1
     stream: bool = False
     turns: bool = False
+    once: bool = False
 
     @property
     def cluster(self) -> int:
@@ -92,7 +99,9 @@ class GemmSchedule:
             ("k", self.split),
         ):
             text += f"_{letter}{value}" if value != 1 else ""
-        return text + ("_stream" if self.stream else "") + ("_turns" if self.turns else "")
+        for word in ("stream", "turns", "once"):
+            text += f"_{word}" if getattr(self, word) else ""
+        return text
 
     @staticmethod
     def parse(text: str) -> GemmSchedule:
@@ -123,6 +132,7 @@ class GemmSchedule:
             split=number("split"),
             stream=match["stream"] is not None,
             turns=match["turns"] is not None,
+            once=match["once"] is not None,
         )
 
 

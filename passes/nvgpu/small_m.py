@@ -68,7 +68,7 @@ from shapejit.passes.nvgpu.occupancy import ctas_that_fit
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Slot, slot_of
-from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.passes.nvgpu.schedule import STREAMING_TILES, GemmSchedule
 from shapejit.passes.nvgpu.scheduling import Place, TileOrder
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store
@@ -80,8 +80,6 @@ _WARPS = WARPGROUP // _WARP
 
 # Staging area of the results of a warpgroup, at most.
 _STORE_BYTES = 8192
-# From so many tiles of weights on, see `mainloop.StreamedMatrix`; measured between 64 and 86.
-_STREAMING_TILES = 80
 # More CTAs than that on a multiprocessor would not have more bytes on their way.
 _MOST_CTAS = 2
 
@@ -139,7 +137,9 @@ class _Kernel:
     def _streams_weights(self) -> bool:
         """Whether there are so many tiles of weights that all of the GPU is busy reading them."""
         columns = self._problem.space[self._problem.n].constant
-        return columns is not None and columns >= _STREAMING_TILES * self._schedule.rows
+        if columns is None:
+            return self._schedule.once
+        return columns >= STREAMING_TILES * self._schedule.rows
 
     # The kernel -----------------------------------------------------------------------------------
 
@@ -203,7 +203,6 @@ class _Kernel:
             matrix,
             self._threads,
             consumers=self._schedule.consumers,
-            columns=self._schedule.columns,
             turned=True,
         )
 

@@ -33,7 +33,6 @@ from shapejit.passes.nvgpu.builder import (
     wide,
     xor,
 )
-from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import Directions, TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.memory import store_elements
@@ -116,12 +115,11 @@ class StagedStore:
         matrix: the result.
         threads: where the thread is.
         consumers: warpgroups that store; each has a staging area of its own.
-        columns: of a tile.
         turned: whether the tile's rows are columns of the result.
-
-    Raises:
-        LoweringError: the columns do not fill panels.
     """
+
+    COLUMNS = _PANEL
+    """What the columns of a tile are multiples of, unless it is turned."""
 
     def __init__(
         self,
@@ -131,14 +129,8 @@ class StagedStore:
         threads: Threads,
         *,
         consumers: int,
-        columns: int,
         turned: bool,
     ) -> None:
-        if not turned and columns % _PANEL:
-            raise LoweringError(
-                f"has tiles of {columns} columns; the family persistent stores multiples of "
-                f"{_PANEL}"
-            )
         self._function, self._memory, self._matrix = function, memory, matrix
         self._threads, self._turned = threads, turned
         self._element = matrix.access.element

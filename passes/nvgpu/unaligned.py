@@ -86,7 +86,7 @@ def check_schedule(schedule: GemmSchedule) -> None:
     Raises:
         LoweringError: it does not.
     """
-    if schedule.cluster != 1 or schedule.stream:
+    if schedule.cluster != 1 or schedule.stream or schedule.once:
         raise LoweringError(f"has the schedule {schedule}; unaligned kernels share no tiles")
     if schedule.stages < _LEAST_STAGES or schedule.depth != LINE:
         raise LoweringError(

@@ -625,8 +625,14 @@ class ErrorId(Enum):
     SJ_TARGET_007 = Entry(
         "operators that have no GPU kernels",
         "the model has {count} for which target {target!q} has no kernels yet:\n{table}\n",
-        "It compiles products of float16 or bfloat16 matrices (linear, matmul, bmm) with pointwise "
-        'operators after them. Run the rest in PyTorch, or use target="cpu"',
+        "It compiles products and attention of float16 or bfloat16 (linear, matmul, bmm, "
+        "scaled_dot_product_attention), and pointwise operators, reductions, norms and gathers of "
+        'any type. Run the rest in PyTorch, or use target="cpu"',
+    )
+    SJ_TARGET_008 = Entry(
+        "too many tensors and sizes for one program on a GPU",
+        "for target {target!q} {reason}",
+        "Export parts of the model as programs of their own, each with fewer inputs and outputs",
     )
 
     # GPUs. The reason names the kernel, the value and the rule.

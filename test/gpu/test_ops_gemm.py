@@ -17,6 +17,7 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from shapejit import ops  # noqa: E402
+from shapejit.errors import ShapeJitError  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.ops.gemm import code_memory, kernels_of  # noqa: E402
 from shapejit.ops.gemm_operands import Operands, result_shape  # noqa: E402
@@ -172,6 +173,17 @@ def test_epilogues(device: Device, activation: str | None) -> None:
         result = ops.gemm(x, w.mT, activation=activation, gate=gate, deterministic=True)
         reference = functions[activation](x.double() @ w.double().mT) * (x.double() @ gate.double())
         assert relative_error(result, reference) < 5e-3
+
+
+def test_operands_on_different_devices(device: Device) -> None:
+    """Also after a call like it with all of them on the GPU."""
+    x, w = noise(16, 64), noise(64, 64)
+    for given in ({}, {"residual": noise(16, 64)}):
+        ops.gemm(x, w, **given, deterministic=True)
+        with pytest.raises(ShapeJitError, match="SJ-DEVICE-003"):
+            ops.gemm(x, w.cpu(), **given, deterministic=True)
+    with pytest.raises(ShapeJitError, match="SJ-DEVICE-003"):
+        ops.gemm(x, w, residual=noise(16, 64).cpu(), deterministic=True)
 
 
 def test_empty(device: Device) -> None:

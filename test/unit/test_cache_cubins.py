@@ -97,6 +97,7 @@ recipes = st.builds(
     parameters=st.sampled_from(["by-value", "block"]),
     alignment=st.sampled_from([1, 2, 16]),
     programmatic=st.booleans(),
+    constant_weights=st.booleans(),
     multiprocessors=st.sampled_from([0, 114, 132]),
     math_mode=st.sampled_from(["ieee", "tf32"]),
     opt_level=st.integers(0, 3),
@@ -127,6 +128,7 @@ def test_every_field_of_a_recipe_matters(field: Any) -> None:
         "parameters": "block",
         "alignment": 1,
         "programmatic": True,
+        "constant_weights": True,
         "multiprocessors": 132,
         "math_mode": "tf32",
         "opt_level": 2,
@@ -155,19 +157,19 @@ def test_what_is_built_follows_from_the_key_alone() -> None:
 
 
 def test_a_kind_without_kernels_for_gpus() -> None:
-    loop = """
-#id = affine_map<(d0) -> (d0)>
-shapejit.kernel @double symbols 1 (%x: tensor<?xf32, #shapejit.shape<[s0]>>) {
-  %0 = shapejit.loop over [s0] ins(%x at #id : tensor<?xf32, #shapejit.shape<[s0]>>)
-      outs(#id : tensor<?xf32, #shapejit.shape<[s0]>>) {
-  ^bb0(%v: f32):
-    shapejit.yield %v : f32
-  }
-  shapejit.yield %0 : tensor<?xf32, #shapejit.shape<[s0]>>
+    conv = """
+!cube = tensor<2x2x2xf32, #shapejit.shape<[2, 2, 2]>>
+!result = tensor<f32, #shapejit.shape<[]>>
+shapejit.kernel @sums symbols 0 (%c: !cube) {
+  %0 = shapejit.conv over [1, 1, 1, 1, 1, 1, 1, 2, 2, 2] image [2, 2, 2]
+      input(%c at affine_map<(n, g, o, p, q, c) -> (o, p, q)> : !cube)
+      weight(%c at affine_map<(g, f, c, t, u, v) -> (t, u, v)> : !cube)
+      -> affine_map<(n, g, o, p, q, f) -> ()> : !result
+  shapejit.yield %0 : !result
 }
 """
-    with pytest.raises(ValueError, match="no pass makes a GPU kernel of a loop; kinds are gemm"):
-        unit_of(loop)
+    with pytest.raises(ValueError, match="no pass makes a GPU kernel of a conv; kinds are gemm"):
+        unit_of(conv)
 
 
 @pytest.mark.parametrize(

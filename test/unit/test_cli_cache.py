@@ -137,10 +137,12 @@ def test_the_demo_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         return status[0]
 
     monkeypatch.setattr(demo, "main", main)
-    given = ["--shapes", "7", "--threads", "2", "--out", "o", "--query", "a b", "--query", "c"]
+    given = ["--device", "cpu", "--shapes", "7", "--threads", "2", "--out", "o"]
+    given += ["--no-compare-compile", "--query", "a b", "--query", "c"]
     assert output("demo", *given, "--quick") == ""
+    assert output("demo", "--compare-compile") == ""
     assert output("demo") == ""
-    assert seen == [[*given, "--quick"], []]
+    assert seen == [[*given, "--quick"], ["--compare-compile"], []]
     status[0] = 1
     assert shapejit("demo").exit_code == 1
 

@@ -113,6 +113,22 @@ def test_half_depth() -> None:
     check(Gemm(), "persistent_64x64x32_s3_w1", 70, 72, 136)
 
 
+@pytest.mark.parametrize("schedule", ["persistent_64x24x64_s3_w1", "persistent_128x72x64_s2_w2"])
+@pytest.mark.parametrize("block", [False, True])
+def test_columns_that_fill_no_panels(schedule: str, block: bool) -> None:
+    """Tiles of such columns are stored from registers; their neighbours' columns stay theirs."""
+    for gemm, sizes in [
+        (Gemm(), (70, 200, 72)),
+        (Gemm(), (130, 24, 136)),
+        (Gemm("km", "kn"), (72, 80, 72)),
+        (Gemm(out="f32"), (1, 72, 64)),
+        (Gemm(epilogue="bias, relu, residual"), (40, 96, 64)),
+        (Gemm(sizes=(("n", 84),)), (40, 84, 64)),
+    ]:
+        check(gemm, schedule, *sizes, block=block)
+    check(Gemm("bmk", "bnk", "bmn"), schedule, 30, 80, 72, 2, block=block)
+
+
 # Rules --------------------------------------------------------------------------------------------
 
 
@@ -123,10 +139,10 @@ def test_half_depth() -> None:
         ("persistent_128x256x64_s4_w1", "needs 256 registers"),
         ("persistent_128x64x64_s4_w4", "has 4 consumers"),
         ("persistent_96x64x64_s4_w1", "tiles of 96 rows"),
-        ("persistent_128x96x64_s4_w2", "tiles of 96 columns"),
         ("swapped_128x20x64_s4_w2", "20 columns"),
         ("persistent_128x64x48_s4_w2", "depth of 48"),
         ("persistent_128x64x64_s4_w2_r2", "only small_m does"),
+        ("swapped_128x64x64_s4_w2_once", "only small_m is told"),
         ("swapped_128x24x64_s4_w2_c2", "24 lines among 2"),
     ],
 )
@@ -162,6 +178,7 @@ _CODE = [
     (Gemm(epilogue="bias, relu, residual"), "swapped_256x176x64_s3_w2_stream"),
     (Gemm(epilogue="gated"), "swapped_128x128x64_s4_w2_stream"),
     (Gemm(), "persistent_128x256x64_s4_w2_c2"),
+    (Gemm(), "persistent_128x88x64_s8_w2"),
     (Gemm(), "persistent_192x128x64_s4_w3"),
 ]
 

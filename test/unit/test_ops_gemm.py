@@ -26,12 +26,11 @@ from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
 from shapejit.ops.gemm_operands import (
     Operands,
     check,
-    check_memory,
     check_out,
     product,
     result_shape,
 )
-from shapejit.ops.gemm_plan import Prepared, UnevenValueError
+from shapejit.ops.gemm_plan import Prepared, UnevenValueError, reach
 from shapejit.ops.gemm_spec import ACTIVATIONS, GemmKind, kernel_text
 from shapejit.pass_host import run_pipeline
 from shapejit.symbolic import Expr
@@ -257,10 +256,21 @@ def test_values_at_other_numbers_of_rows(n: int, shift: int) -> None:
         assert prepared.at(m) == [value.evaluate(other.symbols) for value in loaded.values]
 
 
+def test_values_with_the_rows_as_a_factor() -> None:
+    layout = layout_of(plain(5, 64, 96))
+    loaded: Any = SimpleNamespace(values=[Expr.parse("s0 * s1 * 3 + s2")])
+    assert Prepared.of(loaded, layout).at(7) == [7 * 64 * 3 + 96]
+
+
 def test_values_that_are_no_straight_line() -> None:
     layout = layout_of(plain(5, 64, 96))
     span = next(iter(layout.row_symbols - {layout.row_symbol}))
-    for text, words in (("s0 * s0", "straight line"), (f"s{span}", "reaches")):
+    wrong = {
+        "s0 * s0": "straight line",
+        "s1 * (s0 floordiv 2)": "straight line",
+        f"s{span}": "reaches",
+    }
+    for text, words in wrong.items():
         loaded: Any = SimpleNamespace(values=[Expr.parse(text)])
         with pytest.raises(UnevenValueError, match=words):
             Prepared.of(loaded, layout)
@@ -305,8 +315,22 @@ def test_results_that_do_not_fit(out: Tensor, words: str) -> None:
         check_out(out, plain(2, 8, 8), (2, 8))
 
 
-def test_result_in_the_memory_of_an_input() -> None:
-    operands = plain(8, 8, 8)
-    with pytest.raises(ShapeJitError, match="shares memory"):
-        check_memory(operands.a[1:], operands)
-    check_memory(torch.empty(8, 8).bfloat16(), operands)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=3))
+def test_how_far_tensors_reach(dims: list[tuple[int, int]]) -> None:
+    """Against the indices of all their elements, also with other numbers of rows."""
+
+    def span(sizes: list[int], strides: list[int]) -> int:
+        indices = torch.zeros(sizes, dtype=torch.int64)
+        for dim, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+            shape = [size if each == dim else 1 for each in range(len(sizes))]
+            indices = indices + torch.arange(size).view(shape) * stride
+        return 2 * (int(indices.max()) + 1) if indices.numel() else 0
+
+    sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
+    memory = torch.zeros(200).bfloat16()
+    tensor = memory.as_strided(sizes, strides)
+    assert reach(tensor, free_rows=False) == (span(sizes, strides), 0)
+    if sizes[0]:
+        constant, factor = reach(tensor, free_rows=True)
+        for rows in range(1, 9):
+            assert constant + factor * rows == span([rows, *sizes[1:]], strides)

@@ -19,6 +19,7 @@ from torch import Tensor
 from shapejit import ops
 from shapejit.errors import ShapeJitError
 from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
+from shapejit.ops import gemm_plan
 from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
 from shapejit.ops.gemm_spec import GemmKind
 from shapejit.passes.nvgpu.schedule import GENERIC
@@ -225,6 +226,34 @@ def test_eviction_and_return(setting: Setting) -> None:
     assert setting.fake.modules <= 3  # those of the last eviction may not be collected yet
 
 
+def test_a_lower_bound_takes_effect_at_once(setting: Setting) -> None:
+    x, w = layer(7)
+    for activation in (None, "relu", "tanh"):
+        ops.gemm(x, w, activation=activation, deterministic=True)
+    size = setting.memory.bytes // 3
+    setting.memory.max_bytes = 2 * size
+    assert setting.memory.bytes == 2 * size
+    assert setting.memory.evictions == 1
+    ops.gemm(x, w, activation="tanh", deterministic=True)
+    assert setting.memory.evictions == 1  # the one used longest ago went
+    ops.gemm(x, w, deterministic=True)
+    assert setting.memory.evictions == 2
+
+
+def test_what_is_loaded_is_prepared_by_the_first_call(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later call is slower for being the first one with a kernel."""
+    _, w = layer(1)
+    x = torch.zeros(8192, 4096).bfloat16()
+    ops.compile_gemm(x[:2], w)
+    ops.gemm(x[:2], w)
+    monkeypatch.setattr(gemm_plan, "Prepared", None)
+    for m in (3, 16, 77, 128, 500, 2048, 8192):
+        ops.gemm(x[:m], w, deterministic=True)
+        assert setting.launched()[1] == m
+
+
 def test_threads_get_the_values_of_their_own_calls(setting: Setting) -> None:
     x = torch.zeros(9000, 4096).bfloat16()
     _, w = layer(1)
@@ -294,6 +323,22 @@ def test_out(setting: Setting) -> None:
     assert setting.fake.launches == before
 
 
+def test_out_beside_an_input(setting: Setting) -> None:
+    """Memory is compared exactly, at every number of rows that a plan serves."""
+    w = torch.zeros(64, 64).bfloat16()
+    memory = torch.zeros(64 * 64).bfloat16()
+    for m in (4, 16, 5):
+        x, rest = memory[: m * 64].view(m, 64), memory[m * 64 :]
+        ops.gemm(x, w, out=rest[: m * 64].view(m, 64), deterministic=True)
+        ops.gemm(rest[: m * 64].view(m, 64), w, out=x, deterministic=True)
+        for place in ((m - 1) * 64, 64):
+            with pytest.raises(ShapeJitError, match="shares memory"):
+                ops.gemm(x, w, out=memory[place:][: m * 64].view(m, 64), deterministic=True)
+        with pytest.raises(ShapeJitError, match="shares memory"):
+            ops.gemm(x, w, residual=rest[: m * 64].view(m, 64), out=rest[64:][: m * 64].view(m, 64))
+    assert len(calls._plans) == 2
+
+
 def test_empty_results_launch_nothing(setting: Setting) -> None:
     before = setting.fake.launches
     for m, n in ((0, 16), (3, 0)):
@@ -309,6 +354,15 @@ def test_tensors_that_would_record_gradients(
     monkeypatch.undo()
     with pytest.raises(ShapeJitError):
         ops.gemm(x.requires_grad_(), w, deterministic=True)
+
+
+def test_weights_with_many_columns_are_read_once(setting: Setting) -> None:
+    """By kernels of the same schedules, which are told."""
+    small, large = (layer(8, n) for n in (4096, 11008))
+    assert not any("once" in name for name in ops.compile_gemm(*small, rows=(1, 32)))
+    ops.gemm(*large, deterministic=True)
+    assert setting.launched()[0].endswith("_once")
+    assert setting.launched()[0] in ops.compile_gemm(*large, rows=(1, 32))
 
 
 def test_compile_gemm_builds_what_calls_need(setting: Setting) -> None:

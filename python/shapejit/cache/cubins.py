@@ -26,15 +26,12 @@ from shapejit.cache import fingerprint
 from shapejit.cache.key import Scalar, TargetKey, VariantKey, sorted_items, text_digest
 from shapejit.cache.memory import Lease
 from shapejit.cache.objects import Fetched, Origin
-from shapejit.cache.problem import problem_of
+from shapejit.cache.problem import Problem, problem_of
 from shapejit.codegen.cuda_tools import Tool
 from shapejit.codegen.ptxas import Resources
 from shapejit.gpu.interface import KernelInterface
 
 TRIPLE = "nvptx64-nvidia-cuda"
-
-#: The pass that makes a GPU kernel, by what the kernel is about.
-_LOWERINGS = {"gemm": "shapejit-lower-gemm-to-nvgpu"}
 
 _PARAMETERS = ("by-value", "block")
 _VECTOR_BYTES = 16  # of the widest load and store of a thread
@@ -52,6 +49,7 @@ class CubinRecipe:
         parameters: ``by-value`` or ``block``: how the kernel receives sizes and pointers.
         alignment: bytes that strides and base addresses of operands are multiples of; 1 for any.
         programmatic: whether it may start before the kernel ahead of it in the stream ends.
+        constant_weights: whether it may then load weights before that.
         multiprocessors: of the device, if the code has their number baked in; else 0.
         math_mode: ``ieee``, ``tf32``, ...
         opt_level: of ``ptxas``, 0 to 3.
@@ -62,6 +60,7 @@ class CubinRecipe:
     parameters: str = "by-value"
     alignment: int = 16
     programmatic: bool = False
+    constant_weights: bool = False
     multiprocessors: int = 0
     math_mode: str = "ieee"
     opt_level: int = 3
@@ -112,17 +111,35 @@ def cubin_unit(kernel: Any, recipe: CubinRecipe, tool: Tool) -> CubinUnit:
     Raises:
         ValueError: no pass makes a GPU kernel of this kind.
     """
+    from shapejit.passes.nvgpu.families import FAMILIES, family_of
+
     problem = problem_of(kernel)
-    lowering = _LOWERINGS.get(problem.kind)
-    if lowering is None:
-        kinds = ", ".join(sorted(_LOWERINGS))
-        raise ValueError(f"no pass makes a GPU kernel of a {problem.kind}; kinds are {kinds}")
+    family = family_of(kernel)
+    if family is None:
+        names = ", ".join(each.name for each in FAMILIES)
+        raise ValueError(f"no pass makes a GPU kernel of a {problem.kind}; kinds are {names}")
+    return unit_of(problem, family.lowering, recipe, tool)
+
+
+def unit_of(problem: Problem, lowering: str, recipe: CubinRecipe, tool: Tool) -> CubinUnit:
+    """The unit of one variant of a kernel that is known by its text.
+
+    Args:
+        problem: what the kernel computes.
+        lowering: the pass that makes a GPU kernel of it.
+        recipe: how it is compiled.
+        tool: the assembler, of `shapejit.codegen.ptxas.find_ptxas`.
+    """
     options = f"schedule={recipe.schedule} parameters={recipe.parameters}"
-    pipeline = f"{lowering}{{{options} programmatic={str(recipe.programmatic).lower()}}}"
+    options += f" programmatic={str(recipe.programmatic).lower()}"
+    if recipe.constant_weights:
+        options += " constant-weights=true"
+    pipeline = f"{lowering}{{{options}}}"
     schedule: dict[str, Scalar] = {
         "name": recipe.schedule,
         "pipeline": pipeline,
         "programmatic": recipe.programmatic,
+        "constant_weights": recipe.constant_weights,
         "multiprocessors": recipe.multiprocessors,
     }
     key = VariantKey(
@@ -185,11 +202,7 @@ class CubinEntry:
         Raises:
             CubinEntryError: the bytes are no such entry.
         """
-        line, _, rest = data.partition(b"\n")
-        digits = line.removeprefix(_MAGIC)
-        if line == digits or not digits.isdigit():
-            raise CubinEntryError("it does not begin as the entry of a kernel for a GPU does")
-        text, cubin = rest[: int(digits)], rest[int(digits) + 1 :]
+        text, cubin = _parts(data)
         try:
             fields = json.loads(text)
             interface = KernelInterface.from_json(json.dumps(fields["interface"]))
@@ -197,6 +210,21 @@ class CubinEntry:
             return CubinEntry(str(fields["name"]), interface, resources, cubin)
         except (ValueError, KeyError, TypeError) as error:
             raise CubinEntryError(f"its description cannot be read: {error}") from error
+
+
+def _parts(data: bytes) -> tuple[bytes, bytes]:
+    """The description of an entry, and its machine code.
+
+    Raises:
+        CubinEntryError: the bytes are no such entry.
+    """
+    start = data.index(b"\n") + 1 if b"\n" in data else 0
+    line = data[: start - 1] if start else data
+    digits = line.removeprefix(_MAGIC)
+    if line == digits or not digits.isdigit():
+        raise CubinEntryError("it does not begin as the entry of a kernel for a GPU does")
+    end = start + int(digits)
+    return data[start:end], data[end + 1 :]
 
 
 @dataclass(frozen=True)
@@ -235,7 +263,7 @@ class CachedCubin:
     @property
     def cubin(self) -> bytes:
         """The machine code, copied from the entry."""
-        return CubinEntry.decode(self.lease.data).cubin
+        return _parts(self.lease.data)[1]
 
 
 __all__ = [
@@ -245,4 +273,5 @@ __all__ = [
     "CubinRecipe",
     "CubinUnit",
     "cubin_unit",
+    "unit_of",
 ]

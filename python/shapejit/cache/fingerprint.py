@@ -8,6 +8,7 @@ Both are part of every key, so that code of another compiler is never taken for 
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import math
@@ -63,8 +64,9 @@ def pass_digest() -> str:
     newest = 0.0
     try:
         for name, path in _sources():
-            data = path.read_bytes()
-            newest = max(newest, path.stat().st_ctime)
+            with open(path, "rb") as file:
+                data = file.read()
+                newest = max(newest, os.fstat(file.fileno()).st_ctime)
             digest.update(f"{name}\0{len(data)}\0".encode())
             digest.update(data)
     except OSError:
@@ -74,15 +76,18 @@ def pass_digest() -> str:
     return digest.hexdigest()
 
 
-def _sources() -> Iterator[tuple[str, Path]]:
-    """Name within the package and path of every source that matters, in a fixed order."""
+def _sources() -> Iterator[tuple[str, str]]:
+    """Name within the package and path of every source that matters, in a fixed order.
+
+    In texts, not in `Path` objects: there are hundreds, and a kernel from the disk waits for this.
+    """
     for part, pattern in _PARTS:
-        folder = _folder(part)
-        found = sorted(folder.glob(pattern))
+        folder = str(_folder(part))
+        found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
         if not found:
             raise FileNotFoundError(f"no {pattern} in {folder}")
-        for path in found:
-            yield f"{part}/{path.relative_to(folder).as_posix()}", path
+        for name in found:
+            yield f"{part}/{name}", os.path.join(folder, name)
 
 
 def _folder(part: str) -> Path:

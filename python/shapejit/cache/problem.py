@@ -7,9 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import mlir.ir as ir
-
-from shapejit import ir as sir
 from shapejit.cache.key import text_digest
 
 _CONTRACTIONS = ("shapejit.gemm", "shapejit.conv", "shapejit.attention")
@@ -38,6 +35,11 @@ class Problem:
 
 def problem_of(op: Any) -> Problem:
     """What a ``shapejit.kernel`` computes; it is left as it is."""
+    # They bring MLIR, which keys that are made from texts do without.
+    import mlir.ir as ir
+
+    from shapejit import ir as sir
+
     block = sir.body(op)
     *ops, terminator = sir.operations(block)
     leader = _leader(ops)
@@ -71,6 +73,8 @@ def _leader(ops: list[Any]) -> Any:
 
 
 def _dtypes(values: list[Any]) -> tuple[str, ...]:
+    import mlir.ir as ir
+
     return tuple(str(ir.ShapedType(value.type).element_type) for value in values)
 
 

@@ -8,15 +8,18 @@ NVIDIA GPUs through PTX and ``ptxas``: `shapejit.codegen.cubin` and `shapejit.co
 
 from __future__ import annotations
 
-from shapejit.codegen.llvm import (
-    LLVM_PIPELINE,
-    HostTarget,
-    JitLibrary,
-    LLVMError,
-    compile_llvm_ir,
-    compile_object,
-    to_llvm_dialect,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shapejit.codegen.llvm import (
+        LLVM_PIPELINE,
+        HostTarget,
+        JitLibrary,
+        LLVMError,
+        compile_llvm_ir,
+        compile_object,
+        to_llvm_dialect,
+    )
 
 __all__ = [
     "LLVM_PIPELINE",
@@ -27,3 +30,12 @@ __all__ = [
     "compile_object",
     "to_llvm_dialect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: it brings dialects of MLIR, which kernels from the cache do without.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shapejit.codegen import llvm
+
+    return getattr(llvm, name)

@@ -22,16 +22,17 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shapejit.cache import object_cache
 from shapejit.cache.cubins import CachedCubin, CubinEntry, CubinUnit
 from shapejit.cache.key import VariantKey
 from shapejit.cache.objects import ObjectCache
-from shapejit.codegen.cubin import build_cubin
 from shapejit.codegen.workers import Job, Workers
-from shapejit.dump import Dump
 from shapejit.knobs import knobs
+
+if TYPE_CHECKING:
+    from shapejit.dump import Dump
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,14 @@ class _Flight:
     urgent: bool = False
 
 
-BuildFunction: TypeAlias = Callable[[CubinUnit, Dump | None], CubinEntry]
+BuildFunction: TypeAlias = "Callable[[CubinUnit, Dump | None], CubinEntry]"
+
+
+def _build(unit: CubinUnit, dump: Dump | None) -> CubinEntry:
+    # It brings MLIR, which kernels from the cache do without.
+    from shapejit.codegen.cubin import build_cubin
+
+    return build_cubin(unit, dump)
 
 
 class CubinBuilder:
@@ -101,7 +109,7 @@ class CubinBuilder:
         *,
         dump: Dump | None = None,
         workers: Workers | None = None,
-        build: BuildFunction = build_cubin,
+        build: BuildFunction = _build,
     ) -> None:
         self._cache = cache
         self._dump = dump
@@ -283,6 +291,8 @@ def cubin_builder() -> CubinBuilder:
 
 def dumping_builder(folder: str, name: str = "gpu-kernels") -> CubinBuilder:
     """A builder that leaves what it builds in a new folder under `folder`, and keeps no cache."""
+    from shapejit.dump import Dump
+
     cache = ObjectCache(0)
     return CubinBuilder(lambda: cache, dump=Dump(folder, name))
 

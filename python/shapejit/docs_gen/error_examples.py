@@ -424,7 +424,14 @@ EXAMPLES: dict[ErrorId, Example] = {
         {
             "count": "1 operator",
             "target": "cuda",
-            "table": "  aten.layer_norm model.py:18: a reduction with what it reads",
+            "table": "  aten.convolution model.py:18: it is left as a conv (a convolution)",
+        }
+    ),
+    ErrorId.SJ_TARGET_008: Example(
+        {
+            "target": "cuda",
+            "reason": "a program has 2100 words that differ from call to call, sizes and addresses "
+            "of its tensors; there can be 2048",
         }
     ),
     ErrorId.SJ_CUDA_001: Example(

@@ -6,29 +6,29 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shapejit.cache.cubins import CachedCubin, CubinUnit
+from shapejit.codegen.builder import cubin_builder
 from shapejit.gpu.driver import driver
 from shapejit.ops.gemm_kernels import CodeMemory, KindKernels
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
 from shapejit.ops.gemm_operands import (
     Operands,
     check,
-    check_memory,
     check_out,
     product,
     result_shape,
+    shared_memory_error,
 )
-from shapejit.ops.gemm_plan import RowPlan
+from shapejit.ops.gemm_plan import RowPlan, allocator, reach
 from shapejit.ops.gemm_spec import GemmKind
-
-if TYPE_CHECKING:
-    from shapejit.cache.cubins import CachedCubin, CubinUnit
 
 #: Calls whose choice of a kernel is remembered.
 _MAX_PLANS = 8192
@@ -83,13 +83,13 @@ def gemm(
         a, b = _tensor(a), _tensor(b)
     if gate is not None or bias is not None or residual is not None:
         gate, bias, residual = _tensor(gate), _tensor(bias), _tensor(residual)
-    operands = (a, b, bias, gate, residual, activation, out_dtype)
-    key, addresses, rows = _key(operands, out)
+    key, addresses, rows = _key(a, b, bias, gate, residual, activation, out_dtype, out)
     plan = _plans.get(key)
     if plan is None:
-        plan = _Plan(Operands(*operands), out)
+        operands = Operands(a, b, bias, gate, residual, activation, out_dtype)
+        plan = _Plan(operands, out, bool(rows))
         _remember(key, plan)
-    return plan.launch(operands, addresses, rows, out, deterministic)
+    return plan.launch(addresses, rows, out, deterministic)
 
 
 def compile_gemm(
@@ -139,66 +139,100 @@ _current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurre
 
 # What a call looks up: all that decides on its kernel and the numbers that it is called with.
 _Key = tuple[Any, ...]
-# The fields of `Operands`, before they are worth an object.
-_Arguments = tuple[Any, Any, Any, Any, Any, "str | None", "torch.dtype | None"]
 _plans: dict[_Key, _Plan] = {}
 _plans_lock = threading.Lock()
 
 
-def _key(operands: _Arguments, out: Tensor | None) -> tuple[_Key, list[int], int]:
+def _key(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+) -> tuple[_Key, list[int], int]:
     """The key of a call, the addresses of its inputs in the kernel's order, and its rows.
 
     The key of a product with a weight that all rows share leaves out how many rows there are, but
     for 0 and 1, which change what strides mean. The rows are 0 if the key says how many there are.
+
+    Every call comes through here, so that a line more is a microsecond's tenth more for each.
     """
-    a, b, bias, gate, residual, activation, out_dtype = operands
     addresses = [a.data_ptr(), b.data_ptr()]
     low_bits = addresses[0] | addresses[1]
-    shape = a.shape
-    rows = _free_rows(shape, a, b, gate, residual, out)
-    key: list[Any] = [
-        shape[1] if rows else shape, a.stride(), a.dtype, a.device,
-        b.shape, b.stride(), b.dtype, activation, out_dtype,
-    ]  # fmt: skip
+    shape, weight = a.shape, b.shape
+    rows = 0
+    known: Any = shape
+    if len(shape) == 2 and len(weight) == 2 and shape[0] > 1:
+        rows, known = shape
+        if (gate is not None or residual is not None or out is not None) and not all(
+            _fits_free_rows(rows, gate, residual, out)
+        ):
+            rows, known = 0, shape
     needs_grad = a.requires_grad or b.requires_grad
+    others: tuple[Any, ...] = ()
+    if gate is not None or bias is not None or residual is not None or out is not None:
+        others, bits, wants = _others(bias, gate, residual, out, addresses, rows)
+        low_bits |= bits
+        needs_grad |= wants
+    if needs_grad and torch.is_grad_enabled():
+        check(Operands(a, b, bias, gate, residual, activation, out_dtype))
+    key = (
+        known, a.stride(), a.dtype, a.get_device(),
+        weight, b.stride(), b.dtype, b.get_device(),
+        activation, out_dtype, low_bits & 15, others,
+    )  # fmt: skip
+    return key, addresses, rows
+
+
+def _fits_free_rows(
+    rows: int, gate: Tensor | None, residual: Tensor | None, out: Tensor | None
+) -> Iterator[bool]:
+    """Whether a key need not know the rows because of each operand."""
     if gate is not None:
-        addresses.append(gate.data_ptr())
-        low_bits |= addresses[-1]
-        key += ["gate", gate.shape, gate.stride(), gate.dtype]
-        needs_grad |= gate.requires_grad
+        yield gate.dim() == 2
+    for tensor in (residual, out):
+        if tensor is not None:
+            yield tensor.dim() == 2 and tensor.shape[0] == rows
+
+
+def _others(
+    bias: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None,
+    addresses: list[int],
+    rows: int,
+) -> tuple[tuple[Any, ...], int, bool]:
+    """The part of a key that says all beside the factors; adds their addresses.
+
+    Returns:
+        The part, the bits of addresses that decide on alignment, whether one requires a gradient.
+    """
+    part: list[Any] = []
+    low_bits = 0
+    needs_grad = False
+    if gate is not None:
+        addresses.append(low_bits := gate.data_ptr())
+        part += ["gate", gate.shape, gate.stride(), gate.dtype, gate.get_device()]
+        needs_grad = gate.requires_grad
     if bias is not None:
-        addresses.append(bias.data_ptr())
-        key += ["bias", bias.shape, bias.stride(), bias.dtype, addresses[-1] & 15]
+        addresses.append(address := bias.data_ptr())
+        part += ["bias", bias.shape, bias.stride(), bias.dtype, bias.get_device(), address & 15]
         needs_grad |= bias.requires_grad
     if residual is not None:
-        addresses.append(residual.data_ptr())
-        known = residual.shape[1:] if rows else residual.shape
-        key += ["residual", known, residual.stride(), residual.dtype, addresses[-1] & 15]
+        addresses.append(address := residual.data_ptr())
+        shape = residual.shape
+        part += ["residual", shape[1:] if rows else shape, residual.stride(), residual.dtype]
+        part += [residual.get_device(), address & 15]
         needs_grad |= residual.requires_grad
     if out is not None:
         low_bits |= out.data_ptr()
-        known = out.shape[1:] if rows else out.shape
-        key += ["out", known, out.stride(), out.dtype, out.device]
-    if needs_grad and torch.is_grad_enabled():
-        check(Operands(*operands))
-    key.append(low_bits & 15)
-    return tuple(key), addresses, rows
-
-
-def _free_rows(
-    shape: torch.Size, a: Any, b: Any, gate: Any, residual: Any, out: Tensor | None
-) -> int:
-    """The rows of a product if its key need not know them, else 0."""
-    if len(shape) != 2 or shape[0] < 2 or b.dim() != 2:
-        return 0
-    rows = shape[0]
-    if gate is not None and gate.dim() != 2:
-        return 0
-    if residual is not None and (residual.dim() != 2 or residual.shape[0] != rows):
-        return 0
-    if out is not None and (out.dim() != 2 or out.shape[0] != rows):
-        return 0
-    return rows
+        shape = out.shape
+        part += ["out", shape[1:] if rows else shape, out.stride(), out.dtype, out.get_device()]
+    return tuple(part), low_bits, needs_grad
 
 
 def _remember(key: _Key, plan: _Plan) -> None:
@@ -212,9 +246,12 @@ def _remember(key: _Key, plan: _Plan) -> None:
 class _Plan:
     """How calls of one key are launched."""
 
-    __slots__ = ("_device", "_dtype", "_row_plan", "_rows", "_shape", "_tail")
+    __slots__ = (
+        "_allocate", "_columns", "_device", "_dtype", "_empty", "_launched", "_reach", "_row_bytes",
+        "_row_plan", "_rows", "_shape", "_strides", "_tick",
+    )  # fmt: skip
 
-    def __init__(self, operands: Operands, out: Tensor | None) -> None:
+    def __init__(self, operands: Operands, out: Tensor | None, free_rows: bool) -> None:
         shape = result_shape(operands)
         if out is not None:
             check_out(out, operands, shape)
@@ -222,40 +259,62 @@ class _Plan:
         address = 0 if out is None else out.data_ptr()
         layout, kernels = kernels_of(operands, shape, address)
         self._row_plan = RowPlan(layout, kernels)
+        self._launched = self._row_plan.launched
+        self._tick = kernels.memory.clock.__next__
         self._rows = layout.m
         self._shape = shape
-        self._tail = shape[1:]
+        self._columns = shape[-1]
+        self._empty = 0 in shape
+        self._strides = torch.empty(shape, device="meta").stride()
         self._dtype = operands.result_dtype
-        self._device = operands.a.device
+        self._row_bytes = prod(shape[1:]) * self._dtype.itemsize
+        self._device = operands.a.device.index or 0
+        self._allocate = allocator(operands.a.device)
+        self._reach = [
+            reach(tensor, free_rows=free_rows and name in ("a", "residual"))
+            for name, tensor in operands.named()
+        ]
 
     def launch(
-        self,
-        operands: _Arguments,
-        addresses: list[int],
-        rows: int,
-        out: Tensor | None,
-        deterministic: bool,
+        self, addresses: list[int], rows: int, out: Tensor | None, deterministic: bool
     ) -> Tensor:
         """Launches the product into the current stream, and gives its result.
 
         Args:
+            addresses: of the inputs in the kernel's order.
             rows: of the result; 0 if they are those of the plan.
+            out: is to receive the result.
+            deterministic: whether to wait for the kernel that is chosen.
         """
-        if out is None:
-            shape = (rows, *self._tail) if rows else self._shape
-            result = torch.empty(shape, dtype=self._dtype, device=self._device)
-        else:
+        if out is not None:
+            self._check_memory(out, addresses, rows)
             result = out
-            check_memory(out, operands)
-        if not result.numel():
+        elif rows:
+            result = self._allocate((rows, self._columns), self._strides, self._dtype)
+        else:
+            result = self._allocate(self._shape, self._strides, self._dtype)
+        if self._empty:
             return result
         addresses.append(result.data_ptr())
         if _current_stream is not None:
-            stream = _current_stream(self._device.index)
+            stream = _current_stream(self._device)
         else:
             stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._row_plan.launch(addresses, rows or self._rows, stream, final=deterministic)
+        launched = self._launched.get(rows)
+        if launched is not None and (kernel := launched[0].kernel) is not None:
+            launched[0].used = self._tick()
+            kernel.launch_packed(addresses, launched[1], stream)
+        else:  # rows that were not seen yet, or an evicted kernel
+            self._row_plan.launch(addresses, rows, rows or self._rows, stream, final=deterministic)
         return result
+
+    def _check_memory(self, out: Tensor, addresses: list[int], rows: int) -> None:
+        """Checks that a result shares no memory with an input."""
+        start = out.data_ptr()
+        end = start + self._row_bytes * (rows or self._shape[0])
+        for address, (constant, factor) in zip(addresses, self._reach, strict=True):
+            if address < end and start < address + constant + factor * rows:
+                raise shared_memory_error()
 
 
 # Kernels ------------------------------------------------------------------------------------------
@@ -300,6 +359,4 @@ def code_memory(device_number: int) -> CodeMemory:
 
 
 def _build(unit: CubinUnit, urgent: bool) -> Future[CachedCubin]:
-    from shapejit.codegen.builder import cubin_builder
-
     return cubin_builder().build_async(unit, urgent=urgent)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -47,8 +47,8 @@ class Operands(NamedTuple):
         return self.a.dtype if self.out_dtype is None else self.out_dtype
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of those that are there."""
-        for name in ("a", "b", "bias", "gate", "residual"):
+        """Name and tensor of those that are there, in the order of the kernel's arguments."""
+        for name in ("a", "b", "gate", "bias", "residual"):
             if (tensor := getattr(self, name)) is not None:
                 yield name, tensor
 
@@ -94,8 +94,19 @@ def result_shape(operands: Operands) -> tuple[int, ...]:
     return shape
 
 
-def _broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    found: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+def _broadcast_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """As `torch.broadcast_shapes`, whose first call imports sympy: a second.
+
+    Raises:
+        RuntimeError: they do not fit.
+    """
+    short, long = sorted((one, other), key=len)
+    pairs = zip((*(1,) * (len(long) - len(short)), *short), long, strict=True)
+    found = []
+    for size, longer in pairs:
+        if size != longer and 1 not in (size, longer):
+            raise RuntimeError(f"{list(one)} and {list(other)} do not broadcast")
+        found.append(longer if size == 1 else size)
     return tuple(found)
 
 
@@ -212,35 +223,9 @@ def check_out(out: Tensor, operands: Operands, shape: tuple[int, ...]) -> None:
         raise _out_error(f"a tensor of strides {out.stride()}", "results are contiguous")
 
 
-def check_memory(out: Tensor, operands: Iterable[object]) -> None:
-    """Checks that a result shares no memory with an input.
-
-    Args:
-        out: the result.
-        operands: the tensors among them are the inputs.
-
-    Raises:
-        ArgumentError: it does.
-    """
-    start, end = _extent(out)
-    for operand in operands:
-        # Most operands lie after or before the result, which takes no more than their address.
-        if isinstance(operand, Tensor) and operand.data_ptr() < end:
-            other_start, other_end = _extent(operand)
-            if start < other_end and other_start < end:
-                raise _out_error(
-                    "a tensor that shares memory with an input", "inputs are read to the end"
-                )
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of a tensor's first element and of the end of its last one."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = 1 + sum((size - 1) * stride for size, stride in pairs)
-    return start, start + elements * tensor.element_size()
+def shared_memory_error() -> Exception:
+    """The error of a result that shares memory with an input."""
+    return _out_error("a tensor that shares memory with an input", "inputs are read to the end")
 
 
 def _out_error(value: str, rule: str) -> Exception:

@@ -9,13 +9,19 @@ next call with it costs.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from shapejit.gpu.launch import Kernel
 from shapejit.ops.gemm_kernels import KindKernels, LoadedKernel
 from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.symbolic import Expr
+from shapejit.symbolic.expr import Monomial
 
 _MAX_LAUNCHED = 8192
 
@@ -48,12 +54,16 @@ class Prepared:
         Raises:
             UnevenValueError: one depends on the rows in a way that is not known.
         """
+        positions = _row_positions(tuple(loaded.values), layout.row_symbol, layout.row_symbols)
         values = tuple(value.evaluate(layout.symbols) for value in loaded.values)
-        rows = [
-            (position, *_line(value, layout))
-            for position, value in enumerate(loaded.values)
-            if value.symbols() & layout.row_symbols
-        ]
+        symbols = list(layout.symbols)
+        rows = []
+        for position in positions:
+            value = loaded.values[position]
+            symbols[layout.row_symbol] = 0
+            constant = value.evaluate(symbols)
+            symbols[layout.row_symbol] = 1
+            rows.append((position, constant, value.evaluate(symbols) - constant))
         return Prepared(loaded, values, tuple(rows))
 
     def at(self, rows: int) -> list[int]:
@@ -64,20 +74,28 @@ class Prepared:
         return values
 
 
-def _line(value: Expr, layout: GemmLayout) -> tuple[int, int]:
-    """Constant and factor of a value that is a straight line in the number of rows."""
-    if value.symbols() & layout.row_symbols != {layout.row_symbol}:
-        raise UnevenValueError(f"{value} depends on how far an operand reaches")
-    for monomial, _ in value.terms:
-        if any(layout.row_symbol in Expr.from_atom(atom).symbols() for atom in monomial) and (
-            len(monomial) > 1 or Expr.from_atom(monomial[0]).symbol_index != layout.row_symbol
-        ):
+@functools.lru_cache(maxsize=8192)
+def _row_positions(
+    values: tuple[Expr, ...], row_symbol: int, row_symbols: frozenset[int]
+) -> tuple[int, ...]:
+    """The values that depend on the rows, all of them straight lines."""
+    found = []
+    for position, value in enumerate(values):
+        on_rows = value.symbols() & row_symbols
+        if not on_rows:
+            continue
+        if on_rows != {row_symbol}:
+            raise UnevenValueError(f"{value} depends on how far an operand reaches")
+        if not all(_is_line(monomial, row_symbol) for monomial, _ in value.terms):
             raise UnevenValueError(f"{value} is no straight line in the number of rows")
-    symbols = list(layout.symbols)
-    symbols[layout.row_symbol] = 0
-    constant = value.evaluate(symbols)
-    symbols[layout.row_symbol] = 1
-    return constant, value.evaluate(symbols) - constant
+        found.append(position)
+    return tuple(found)
+
+
+def _is_line(monomial: Monomial, row_symbol: int) -> bool:
+    """Whether a product has the rows as a factor at most once, and in no other way."""
+    on_rows = [each for each in map(Expr.from_atom, monomial) if row_symbol in each.symbols()]
+    return not on_rows or (len(on_rows) == 1 and on_rows[0].symbol_index == row_symbol)
 
 
 class RowPlan:
@@ -86,21 +104,31 @@ class RowPlan:
     Args:
         layout: of one of the calls.
         kernels: of its kind.
+
+    Attributes:
+        memory: of the kernels.
+        launched: what was launched, the kernel and its packed values, by what the caller calls the
+            number of rows. The kernel may have been evicted since.
     """
 
     def __init__(self, layout: GemmLayout, kernels: KindKernels) -> None:
         self._layout, self._kernels = layout, kernels
         self.memory = kernels.memory
-        # By the schedule's identity: schedules live as long as the process.
-        self._prepared: dict[int, Prepared] = {}
-        # What was launched for numbers of rows: the kernel and its packed values.
-        self._launched: dict[int, tuple[LoadedKernel, bytes]] = {}
+        self.launched: dict[int, tuple[LoadedKernel, bytes]] = {}
+        # By the schedule's identity: schedules live as long as the process. What is loaded is
+        # prepared now, so that no later call is slower for being the first with its kernel.
+        self._prepared = {
+            id(loaded.schedule): Prepared.of(loaded, layout) for loaded in kernels.loaded()
+        }
 
-    def launch(self, addresses: list[int], rows: int, stream: int, *, final: bool) -> None:
-        """Launches the product of that many rows.
+    def launch(
+        self, addresses: list[int], name: int, rows: int, stream: int, *, final: bool
+    ) -> None:
+        """Launches the product of that many rows, and keeps what serves it in `launched`.
 
         Args:
             addresses: of the operands and the result.
+            name: where it is kept.
             rows: m of this call, not 0.
             stream: the stream's handle.
             final: whether to wait for the kernel that is chosen.
@@ -109,17 +137,12 @@ class RowPlan:
             Exception: what the build of a kernel raised.
             CudaError: the device refuses the launch.
         """
-        launched = self._launched.get(rows)
-        kernel = None if launched is None else launched[0].kernel
-        if launched is None or kernel is None:  # not seen yet, or evicted
-            loaded, kernel, values = self._find(addresses, rows, final)
-        else:
-            loaded, values = launched
+        loaded, kernel, values = self._find(addresses, name, rows, final)
         self.memory.tick(loaded)
         kernel.launch_packed(addresses, values, stream)
 
     def _find(
-        self, addresses: list[int], rows: int, final: bool
+        self, addresses: list[int], name: int, rows: int, final: bool
     ) -> tuple[LoadedKernel, Kernel, bytes]:
         """The kernel for a number of rows and its values; kept if it is the chosen one."""
         chosen = self._kernels.choose_rows(self._layout, rows)
@@ -131,9 +154,9 @@ class RowPlan:
         loaded = prepared.loaded
         values = kernel.pack_values(addresses, prepared.at(rows))
         if loaded.schedule is chosen:
-            if len(self._launched) >= _MAX_LAUNCHED:
-                self._launched.clear()
-            self._launched[rows] = loaded, values
+            if len(self.launched) >= _MAX_LAUNCHED:
+                self.launched.clear()
+            self.launched[name] = loaded, values
         return loaded, kernel, values
 
     def _fetch(self, rows: int, final: bool) -> Prepared:
@@ -145,3 +168,40 @@ class RowPlan:
         if is_chosen:
             self._prepared[id(loaded.schedule)] = prepared
         return prepared
+
+
+# Results ------------------------------------------------------------------------------------------
+
+Allocate: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
+"""An uninitialized tensor of a size, strides and dtype."""
+
+
+def allocator(device: torch.device) -> Allocate:
+    """What allocates results on a device."""
+    # What code made by torch.compile calls, at a third of the cost of torch.empty. It takes the
+    # current device, so it serves where there is no other.
+    direct: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if direct is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
+        return direct
+
+    def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    return allocate
+
+
+def reach(tensor: Tensor, *, free_rows: bool) -> tuple[int, int]:
+    """Bytes that a tensor spans in memory: a constant and a factor of its first size.
+
+    Args:
+        tensor: an operand.
+        free_rows: whether its first size differs between calls; else the factor is 0.
+    """
+    width = tensor.element_size()
+    pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
+    if any(size == 0 for size, _ in pairs[free_rows:]) or not tensor.numel():
+        return 0, 0
+    if not free_rows:
+        return width * (1 + sum((size - 1) * stride for size, stride in pairs)), 0
+    (_, step), *inner = pairs
+    return width * (1 + sum((size - 1) * stride for size, stride in inner) - step), width * step

@@ -171,8 +171,8 @@ def _has_symbol(operand: OperandKind, dim: int, n: int) -> bool:
     return operand.moves[dim] and dim != operand.unit and not is_row
 
 
-class _Text:
-    """Writes the kernel of a kind."""
+class KernelText:
+    """Writes the ``shapejit.kernel`` of a kind of products."""
 
     def __init__(self, kind: GemmKind) -> None:
         self._kind = kind
@@ -207,18 +207,22 @@ class _Text:
                 terms.append(f"d{dim} * ({self._sizes[self._n]})")
         self._indices.append(" + ".join(terms) or "0")
 
-    def _operand(self, number: int) -> str:
+    def map(self, number: int) -> str:
+        """The index map of an operand."""
         operand = self._kind.operands[number]
         dims = ", ".join(f"d{i}" for i in range(len(operand.moves)))
         symbols = ", ".join(f"s{i}" for i in range(self._symbols))
-        map_ = f"affine_map<({dims})[{symbols}] -> ({self._indices[number]})>"
-        return f"%a{number} at {map_} : {self._type(number)}"
+        return f"affine_map<({dims})[{symbols}] -> ({self._indices[number]})>"
+
+    def _operand(self, number: int) -> str:
+        return f"%a{number} at {self.map(number)} : {self._type(number)}"
 
     def _type(self, number: int) -> str:
         element, span = self._kind.operands[number].element, self._spans[number]
         return f"tensor<?x{element}, #shapejit.shape<[{span}]>>"
 
     def text(self, name: str) -> str:
+        """The kernel under a name."""
         kind = self._kind
         count = len(kind.operands)
         arguments = ", ".join(f"%a{i}: {self._type(i)}" for i in range(count))
@@ -234,12 +238,13 @@ class _Text:
       rhs({weights})
       {f"extras({extras})" if extras else ""}
       epilogue {{
-{self._body()}
+{self.body()}
     }} -> {result}
     shapejit.yield %y : {result}
   }}"""
 
-    def _body(self) -> str:
+    def body(self) -> str:
+        """The block of the epilogue."""
         kind = self._kind
         arguments = [f"%sum{i}: f32" for i in range(len(kind.weights))]
         lines = []
@@ -289,4 +294,4 @@ def _narrowed(result: str, value: str, element: str) -> str:
 
 def kernel_text(kind: GemmKind, name: str = "gemm") -> str:
     """The ``shapejit.kernel`` of a kind of products."""
-    return _Text(kind).text(name)
+    return KernelText(kind).text(name)
