@@ -33,7 +33,7 @@ from typing import Any
 
 import gemm_peers
 import torch
-from gemm_report import DISPATCHED, PEERS, line, plot, summary
+from gemm_report import DISPATCHED, EARLY, PEERS, SINGLE, line, plot, summary
 from torch import Tensor
 from torch.nn import functional
 
@@ -61,6 +61,7 @@ MODELS = (
 )  # fmt: skip
 VOCABULARIES = ((32000, 4096), (128256, 4096))
 
+_EARLY_MARK = ", early"  # ends the name of a provider
 _ROTATED_BYTES = 300_000_000
 _MAX_SETS = 16
 
@@ -138,10 +139,6 @@ def dispatched(cell: Cell) -> list[Call]:
         )  # fmt: skip
 
     return [call(index) for index in range(len(cell.sets))]
-
-
-EARLY = ", early"
-"""Ends the name of a schedule whose kernel is launched before the one ahead of it ends."""
 
 
 def kernels_started(kernels: KindKernels, early: bool) -> KindKernels:
@@ -291,19 +288,27 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         cell = Cell(shape, dtype, arguments.epilogue)
         providers = providers_of(cell, arguments)
         for name, times in measure(cell, providers, rng).items():
-            m, n, k = shape
-            record = {"m": m, "n": n, "k": k, "batch": 1, "dtype": arguments.dtype}
-            mine = name not in (DISPATCHED, *PEERS)
-            record |= {"provider": "nvgpu" if mine else name, **times}
-            record["schedule"] = name if mine else None
-            if name == DISPATCHED:
-                record["schedule"] = chosen(cell)
-            records.append(record)
+            records.append(record_of(cell, arguments.dtype, name, times))
         print(line(records, shape), flush=True)
         save(records, arguments)
         del cell, providers
         torch.cuda.empty_cache()
     return records
+
+
+def record_of(cell: Cell, dtype: str, name: str, times: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a provider's times."""
+    m, n, k = cell.shape
+    provider, schedule = name, None
+    if name == DISPATCHED:
+        schedule = chosen(cell)
+    elif name not in PEERS:
+        schedule, mark, _ = name.partition(_EARLY_MARK)
+        provider = EARLY if mark else SINGLE
+    return {
+        "m": m, "n": n, "k": k, "batch": 1, "dtype": dtype,
+        "provider": provider, **times, "schedule": schedule,
+    }  # fmt: skip
 
 
 def wanted(arguments: argparse.Namespace, rng: random.Random) -> list[Shape]:
@@ -368,7 +373,7 @@ def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Ca
         for number, schedule in enumerate([*tried, *(each for each in best if each in extra)]):
             providers[str(schedule)] = scheduled(cell, schedule)
             if number < arguments.early:
-                providers[f"{schedule}{EARLY}"] = scheduled(cell, schedule, early=True)
+                providers[f"{schedule}{_EARLY_MARK}"] = scheduled(cell, schedule, early=True)
     providers[DISPATCHED] = dispatched(cell)
     for name, calls in providers.items():
         if name == DISPATCHED or name not in PEERS:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: The provider that is `ops.gemm` as users call it; records of "nvgpu" are single schedules.
+#: The provider that is `ops.gemm` as users call it.
 DISPATCHED = "nvgpu, dispatched"
+#: Single schedules, and those launched before the kernel ahead of them ends.
+SINGLE, EARLY = "nvgpu", "nvgpu, early"
 PEERS = ("cublas", "torch.compile", "max-autotune")
 
 Shape = tuple[int, int, int]
@@ -27,7 +29,8 @@ def times(records: Sequence[Record], shape: Shape, key: str) -> dict[str, dict[s
     found: dict[str, dict[str, float]] = {}
     for record in records:
         if (record["m"], record["n"], record["k"]) == shape:
-            name = record["schedule"] if record["provider"] == "nvgpu" else record["provider"]
+            single = record["provider"] in (SINGLE, EARLY)
+            name = record["schedule"] if single else record["provider"]
             found.setdefault(record["provider"], {})[name] = record[key]
     return found
 
@@ -38,7 +41,8 @@ def line(records: Sequence[Record], shape: Shape) -> str:
     peers = {name: found[name][name] for name in PEERS if name in found}
     best = min(peers.values())
     own = [(t, "dispatched") for t in found.get(DISPATCHED, {}).values()]
-    own += sorted((t, name) for name, t in found.get("nvgpu", {}).items())[:3]
+    own += sorted((t, name) for name, t in found.get(SINGLE, {}).items())[:3]
+    own += [(t, f"{name} early") for name, t in found.get(EARLY, {}).items()]
     theirs = ", ".join(f"{name} {t:.1f}" for name, t in peers.items())
     ours = ", ".join(f"{name} {t:.1f} ({best / t:.3f})" for t, name in own)
     return f"{shape}: {theirs} | {ours}"
@@ -59,7 +63,7 @@ def ratios(records: Sequence[Record], key: str, provider: str) -> dict[Shape, fl
 def summary(records: Sequence[Record], regimes: Sequence[str]) -> dict[str, Any]:
     """Geometric means and worst cells by provider, regime and size."""
     result: dict[str, Any] = {}
-    for provider, title in ((DISPATCHED, "dispatched"), ("nvgpu", "best schedule measured")):
+    for provider, title in ((DISPATCHED, "dispatched"), (SINGLE, "best schedule measured")):
         for regime in regimes:
             found = ratios(records, f"{regime}_us", provider)
             for name, wanted in (("m <= 128", (1, 128)), ("m > 128", (129, 1 << 31))):

@@ -73,12 +73,12 @@ class Workload:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.eval()
 
-    def inputs(self, request: Request, device: str, dtype: torch.dtype) -> Inputs:
-        """The inputs of a request on a device: new tensors, the same values every time."""
+    def inputs(self, request: Request, dtype: torch.dtype) -> Inputs:
+        """The inputs of a request on the CPU: the same values every time."""
         drawn = self.draw(request, dtype)
         if self.channels_last:
             drawn = tuple(x.to(memory_format=torch.channels_last) for x in drawn)
-        return tuple(x.to(device) for x in drawn)
+        return drawn
 
     def new_requests(self, count: int, seed: int) -> list[Request]:
         """Distinct requests, none of which the trace has."""

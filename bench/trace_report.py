@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -80,10 +81,15 @@ def ratios_to_ours(peers: Mapping[str, Record], name: str) -> list[float]:
     return [b / a for a, b in zip(ours, theirs, strict=False)]
 
 
-def floor_ratios(record: Record, regime: str) -> list[float]:
-    """Ours over the floor at every shape; the regime is "queued" or "alone"."""
+def floor_ratios(record: Record, regime: str, graph: str = "exact") -> list[float]:
+    """Ours over a graph for just one shape, at every shape.
+
+    Args:
+        regime: "queued" or "alone".
+        graph: "exact", or "captured" for the program's own call.
+    """
     rows = record.get("floor", {}).get("rows", [])
-    return [row[f"program_{regime}_us"] / row[f"graph_{regime}_us"] for row in rows]
+    return [row[f"program_{regime}_us"] / row[f"{graph}_{regime}_us"] for row in rows]
 
 
 # ---------------------------------------------------------------------------
@@ -102,6 +108,7 @@ _COLUMNS = (
     ("queued us", lambda r: r.get("queued_us"), ".0f"),
     ("call us", lambda r: r["summary"].get("call_us"), ".0f"),
     ("cpu us", lambda r: r["summary"].get("cpu_us"), ".0f"),
+    ("cpu hot", lambda r: r.get("queued_cpu_us"), ".0f"),
     ("new/2nd", lambda r: r["summary"].get("fresh_ratio"), ".2f"),
     ("MiB", lambda r: r.get("memory_mib", {}).get("end"), ".0f"),
     ("error", lambda r: r["summary"].get("error_ratio"), ".2f"),
@@ -112,7 +119,8 @@ _COLUMNS = (
 def table(peers: Mapping[str, Record]) -> str:
     """One line a system.
 
-    Times are in ms where nothing else is said; "error" is over eager PyTorch's, "worst" the same at
+    Times are in ms where nothing else is said; the host's are those of a call by itself, "cpu hot"
+    of calls that queue up; "error" is over eager PyTorch's, "worst" the same at
     the worst request; the last column is the time over ours, geometric mean and range.
     """
     lines = [f"{'':<17}" + "".join(f"{name:>10}" for name, _, _ in _COLUMNS) + "   time / ours"]
@@ -139,16 +147,19 @@ def _ratio(peers: Mapping[str, Record], name: str) -> str:
 
 
 def _floor_lines(peers: Mapping[str, Record]) -> list[str]:
-    record = peers.get(FLOOR, {})
+    if (record := peers.get(FLOOR)) is None:
+        return []
     if trouble := record.get("error") or record.get("not_applicable"):
         return [f"{FLOOR:<17}  {trouble}"]
     lines = []
-    for regime in ("queued", "alone"):
-        if ratios := floor_ratios(record, regime):
+    for graph, regime in itertools.product(("exact", "captured"), ("queued", "alone")):
+        if ratios := floor_ratios(record, regime, graph):
             lines.append(
-                f"ours / floor, {regime}: {geomean(ratios):.3f}, worst {max(ratios):.3f}, "
+                f"ours / {graph} graph, {regime}: {geomean(ratios):.3f}, worst {max(ratios):.3f}, "
                 f"{sum(ratio > 1.1 for ratio in ratios)} of {len(ratios)} above 1.10"
             )
+    if different := [row["request"] for row in record["floor"]["rows"] if not row["equal"]]:
+        lines.append(f"results of the graphs DIFFER at {different[:5]}")
     return lines
 
 
@@ -189,8 +200,9 @@ def criteria(peers: Mapping[str, Record]) -> list[tuple[str, str, str, bool | No
         ("calls over 10 ms", summary.get("calls_over_10ms"), 0, "d"),
         ("first call in a region, ms", summary.get("worst_first_in_region_ms"), 3, ".2f"),
         ("new shape / second time, median", summary.get("fresh_ratio"), 1.1, ".3f"),
-        ("ours / floor, worst", max(floor, default=None), 1.1, ".3f"),
-        ("CPU time a call, us", summary.get("cpu_us"), 40, ".1f"),
+        ("ours / exact-shape graph, worst", max(floor, default=None), 1.1, ".3f"),
+        ("CPU time a call, us, one at a time", summary.get("cpu_us"), 40, ".1f"),
+        ("CPU time a call, us, queued", ours.get("queued_cpu_us"), 40, ".1f"),
     ]
     found: list[tuple[str, str, str, bool | None]] = [
         (what, f"<= {limit}", _cell(value, form), None if value is None else value <= limit)
@@ -240,7 +252,7 @@ COLORS = {
     "compile-dynamic": "#e8590c",
     "compile-auto": "#f59f00",
     "compile-marked": "#c2255c",
-    "buckets": "#1971c2",
+    "buckets": "#5c940d",
     "buckets-compiled": "#7048e8",
 }
 

@@ -213,7 +213,8 @@ def run(arguments: argparse.Namespace, results: dict[str, Any], workload: str, e
             print(f"{workload} {name}: no time left", flush=True)
             continue
         record = session.measure(name)
-        print(f"{workload} {name}: {record['process_s']} s {record.get('summary', '')}", flush=True)
+        told = record.get("error") or record.get("stopped") or "done"
+        print(f"{workload} {name}: {told}, {record['process_s']} s", flush=True)
         if name == EXACT:
             if "error" in record:
                 raise SystemExit(f"no exact results: {record['error']}")

@@ -57,7 +57,7 @@ from shapejit.passes.buckets.kernels import GemmKernel, gemm_kernel
 from shapejit.passes.buckets.samples import spread_samples
 from shapejit.passes.buckets.stated import StatedKernel, stated_kernel
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.families import GEMM, family_of, kernels_of
+from shapejit.passes.nvgpu.families import GEMM, family_of
 from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
 
 
@@ -73,13 +73,12 @@ def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[Stated
     bindings = bindings_of(module)
     gemms: list[GemmKernel] = []
     stated: list[StatedKernel] = []
-    for name, kernel in kernels_of(module).items():
+    for name, kernel in sir.kernels(module).items():
         family = family_of(kernel)
-        assert family is not None
         try:
             if family is GEMM:
                 gemms.append(gemm_kernel(name, kernel, bindings[name]))
-            else:
+            elif family is not None:
                 stated.append(stated_kernel(name, kernel, bindings[name], family, device))
         except LoweringError as error:
             raise PassFailure(kernel, f"this kernel {error}") from error

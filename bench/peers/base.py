@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,10 +32,18 @@ class Setting:
     model: nn.Module
     place: Place
     dtype: torch.dtype
+    drawn: dict[Request, Inputs] = field(default_factory=dict, repr=False)
 
     def inputs(self, request: Request) -> Inputs:
-        """New input tensors of a request, on the device."""
-        return self.workload.inputs(request, self.place.kind, self.dtype)
+        """New input tensors of a request, on the device, copied from where they are kept.
+
+        They are drawn once, so that little but the copy comes between calls, as in a server.
+        """
+        if request not in self.drawn:
+            self.drawn[request] = self.workload.inputs(request, self.dtype)
+        return tuple(
+            torch.empty_like(x, device=self.place.kind).copy_(x) for x in self.drawn[request]
+        )
 
 
 class System(ABC):

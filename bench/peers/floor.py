@@ -1,18 +1,25 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The floor: a CUDA graph of shapejit's own kernels for just one shape, beside the program.
+"""The floor: CUDA graphs of shapejit's own kernels for just one shape, beside the program.
 
-What a graph that serves all shapes of a region costs more than one that was captured for a single
-shape. Both run in one process, in turns, on the same inputs: each call by itself, host included,
-and in queues that keep the GPU busy, timed there.
+What a graph that serves all shapes of a region costs more than one that was made for a single
+shape. In that one the same variants of the kernels take their parameters by value and have just the
+blocks that the shape needs, and nothing has to be patched before they start. The program's own call
+is captured too: users who capture a program get that.
+
+All run in one process, in turns, on the same inputs: each call by itself, host included, and in
+queues that keep the GPU busy, timed there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,15 +28,43 @@ from trace_models import Request
 
 from peers.base import NotApplicableError, Setting
 from peers.ours import ShapeJit
+from shapejit.gpu import program_build
 
-OURS, FLOOR = "program", "graph"
-_ROUNDS = 9
-_QUEUED_MS = 8.0
-_PAUSE = 0.004
+PROGRAM, CAPTURED, EXACT = "program", "captured", "exact"
+_ROUNDS = 7
+_QUEUED_MS = 5.0
+_PAUSE = 0.003
+_AHEAD_CYCLES = 400_000
+
+
+class ByValue(ShapeJit):
+    """The same kernels, launched one by one with parameters by value."""
+
+    def build(self) -> dict[str, Any]:
+        with parameters_by_value():
+            return super().build()
+
+
+@contextmanager
+def parameters_by_value() -> Iterator[None]:
+    """Programs built in the block queue their kernels, whatever their number.
+
+    Programmatic dependent launch stays on: without it this would be no floor.
+    """
+    most, recipe = program_build.MOST_QUEUED, program_build._recipe
+
+    def programmatic(*arguments: Any) -> Any:
+        return dataclasses.replace(recipe(*arguments), programmatic=True)
+
+    program_build.MOST_QUEUED, program_build._recipe = sys.maxsize, programmatic
+    try:
+        yield
+    finally:
+        program_build.MOST_QUEUED, program_build._recipe = most, recipe
 
 
 def measure_floor(setting: Setting, deadline: float, seed: int) -> dict[str, Any]:
-    """Times of the program and of a graph of one of its calls, for each distinct shape.
+    """Times of the program and of the graphs, for each distinct shape.
 
     Args:
         deadline: of `time.monotonic`; shapes that it leaves no time for are left out.
@@ -39,35 +74,41 @@ def measure_floor(setting: Setting, deadline: float, seed: int) -> dict[str, Any
     """
     if not setting.place.is_gpu:
         raise NotApplicableError("there are CUDA graphs on a GPU only")
-    system = ShapeJit(setting)
+    system, by_value = ShapeJit(setting), ByValue(setting)
     built = system.build()
+    by_value.build()
     rows = []
     shapes = list(dict.fromkeys(setting.requests))
     random.Random(seed).shuffle(shapes)
     for request in shapes:
         if time.monotonic() > deadline:
             break
-        rows.append(_shape(system, setting, request, random.Random(seed)))
+        rows.append(_shape(system, by_value, setting, request, random.Random(seed)))
     return {"build": built, "shapes": len(shapes), "rows": sorted(rows, key=lambda r: r["request"])}
 
 
 def _shape(
-    system: ShapeJit, setting: Setting, request: Request, rng: random.Random
+    system: ShapeJit, by_value: ShapeJit, setting: Setting, request: Request, rng: random.Random
 ) -> dict[str, Any]:
     inputs = setting.inputs(request)
-    graph, held = _capture(system, inputs)
-    calls: dict[str, Callable[[], Any]] = {OURS: lambda: system(*inputs), FLOOR: graph.replay}
-    graph.replay()
-    equal = bool((held == system(*inputs)).all())
-    row: dict[str, Any] = {"request": list(request), "equal": equal}
-    for name, found in _alone(setting, calls, rng).items():
-        row[f"{name}_alone_us"] = found
-    for name, found in _queued(calls, row[f"{FLOOR}_alone_us"], rng).items():
-        row[f"{name}_queued_us"] = found
+    graphs = {CAPTURED: _capture(system, inputs), EXACT: _capture(by_value, inputs)}
+    calls: dict[str, Callable[[], Any]] = {PROGRAM: lambda: system(*inputs)}
+    expected = system(*inputs)
+    row: dict[str, Any] = {"request": list(request), "equal": True}
+    for name, (graph, held) in graphs.items():
+        held.fill_(float("nan"))
+        graph.replay()
+        row["equal"] &= bool((held == expected).all())
+        calls[name] = graph.replay
+    alone = _alone(setting, calls, rng)
+    queued = _queued(calls, alone[EXACT], rng)
+    row |= {f"{name}_alone_us": found for name, found in alone.items()}
+    row |= {f"{name}_queued_us": found for name, found in queued.items()}
     return row
 
 
 def _capture(system: ShapeJit, inputs: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of one call, and the result that it writes."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -106,7 +147,7 @@ def _queued(
             torch.cuda.synchronize()
             time.sleep(_PAUSE)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(400_000)
+            torch.cuda._sleep(_AHEAD_CYCLES)
             start.record()
             for _ in range(count):
                 calls[name]()

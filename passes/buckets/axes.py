@@ -15,7 +15,6 @@ import numpy as np
 
 from shapejit.passes.buckets.grid import (
     Cells,
-    Integers,
     SizeFunction,
     SizeOnAxis,
     cut,
@@ -26,7 +25,7 @@ from shapejit.passes.buckets.histogram import Counts, cell_weights
 from shapejit.passes.buckets.kernels import GemmKernel
 from shapejit.passes.buckets.problem import Array
 from shapejit.passes.buckets.regions import SampledSizes
-from shapejit.passes.buckets.samples import evaluate
+from shapejit.passes.buckets.samples import Samples
 from shapejit.passes.buckets.stated import StatedKernel
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.symbolic import Expr
@@ -71,11 +70,11 @@ class SharedAxes:
         ranges = {s: (low or 0, high) for s, (low, high) in facts.symbol_ranges.items()}
         return cell_weights(self.cells[axis], self._sizes[axis], expected, ranges)
 
-    def sampled(self, samples: Mapping[int, Integers]) -> SampledSizes:
+    def sampled(self, samples: Samples) -> SampledSizes:
         """The sizes along the axes at samples of the module's symbols."""
         numbers = [number for number, sizes in enumerate(self._sizes) for _ in sizes]
         cells = [
-            np.searchsorted(self.cells[number].starts, evaluate(size, samples), side="right") - 1
+            np.searchsorted(self.cells[number].starts, samples.evaluate(size), side="right") - 1
             for number, sizes in enumerate(self._sizes)
             for size in sizes
         ]

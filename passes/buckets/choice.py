@@ -11,13 +11,14 @@ import numpy as np
 
 from shapejit.passes.buckets.axes import SharedAxes
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.buckets.grid import Cells, Integers, grid_sizes
+from shapejit.passes.buckets.grid import Cells, grid_sizes
 from shapejit.passes.buckets.histogram import Counts
 from shapejit.passes.buckets.kernels import GemmKernel
 from shapejit.passes.buckets.model import Bound, CostModel, Parts, fitting
 from shapejit.passes.buckets.partition import Box, partition
 from shapejit.passes.buckets.problem import Array
 from shapejit.passes.buckets.regions import KernelTable, StatedTable, Table, align_regions
+from shapejit.passes.buckets.samples import Samples
 from shapejit.passes.buckets.stated import StatedKernel
 from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule, worth_trying
 
@@ -78,7 +79,7 @@ def choose_for_kernels(
     stated: Sequence[StatedKernel],
     device: Device,
     options: ChoiceOptions,
-    samples: Mapping[int, Integers],
+    samples: Samples,
 ) -> list[list[Bucket]]:
     """The buckets of each kernel, the gemms first, in the order of their lower corners.
 
@@ -87,7 +88,7 @@ def choose_for_kernels(
         stated: the other kernels.
         device: the GPU.
         options: how to choose.
-        samples: values of the module's symbols, by id, which say what combinations of sizes come.
+        samples: values of the module's symbols, which say what combinations of sizes come.
 
     Raises:
         ChoiceError: no candidate fits a gemm.

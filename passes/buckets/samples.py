@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -29,36 +30,59 @@ _DERIVATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-def spread_samples(module: Any) -> dict[int, Integers]:
-    """Values of all symbols, by id, in arrays of one length: every legal combination if there are
-    few, else an even spread over the logarithms of the sizes, the ends of ranges included.
+@dataclass(frozen=True)
+class Samples:
+    """Legal values of a module's symbols.
+
+    Attributes:
+        values: of every symbol, by its id, in arrays of one length.
+        complete: whether they are all combinations that there are.
+    """
+
+    values: Mapping[int, Integers]
+    complete: bool
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values()))) if self.values else 1
+
+    def evaluate(self, size: Expr) -> Integers:
+        """The values of a size of the module."""
+        # The arithmetic of expressions is that of Python's operators, so arrays will do.
+        values: Any = self.values
+        return np.broadcast_to(np.asarray(size.evaluate(symbols=values), dtype=np.int64), len(self))
+
+
+def spread_samples(module: Any) -> Samples:
+    """Values of all symbols of a module: every legal combination if there are few, else an even
+    spread over the logarithms of the sizes, the ends of ranges included.
 
     Each satisfies the ranges, divisors, equalities, derivations and constraints of the module.
     """
     symbols = sir.symbols(module)
     free = [s for s in symbols if s.equal_to is None and s.derived is None]
     each = int(_MOST ** (1 / max(len(free), 1)))
-    grids = np.meshgrid(*(_values(symbol, each) for symbol in free), indexing="ij")
+    columns = [_values(symbol, each) for symbol in free]
+    grids = np.meshgrid(*columns, indexing="ij")
     values = {s.id: grid.ravel() for s, grid in zip(free, grids, strict=True)}
     _complete(symbols, values)
-    legal = np.ones(len(next(iter(values.values()))) if values else 1, dtype=bool)
+    every = Samples(values, all(map(_is_complete, free, columns)))
+    legal = np.ones(len(every), dtype=bool)
     for symbol in symbols:
         legal &= values[symbol.id] >= symbol.min
         if symbol.max is not None:
             legal &= values[symbol.id] <= symbol.max
     for constraint in sir.constraints(module):
         for relation in constraint.relations:
-            at = evaluate(relation.expr, values)
+            at = every.evaluate(relation.expr)
             legal &= (at == 0) if relation.is_equality else (at >= 0)
-    return {symbol: column[legal] for symbol, column in values.items()}
+    return Samples({symbol: column[legal] for symbol, column in values.items()}, every.complete)
 
 
-def evaluate(size: Expr, samples: Mapping[int, Integers]) -> Integers:
-    """The values of a size of the module at all samples."""
-    length = len(next(iter(samples.values()))) if samples else 1
-    # The arithmetic of expressions is that of Python's operators, so arrays will do.
-    values: Any = samples
-    return np.broadcast_to(np.asarray(size.evaluate(symbols=values), dtype=np.int64), length)
+def _is_complete(symbol: sir.Symbol, values: Integers) -> bool:
+    if symbol.max is None:
+        return False
+    divisor = symbol.divisor
+    return len(values) >= symbol.max // divisor - -(-symbol.min // divisor) + 1
 
 
 def _values(symbol: sir.Symbol, most: int) -> Integers:

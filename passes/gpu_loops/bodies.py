@@ -58,6 +58,9 @@ class BodyContext(Protocol):
     def once(self, key: Hashable, build: Callable[[], list[Value]]) -> list[Value]:
         """``build()``, or what it gave the last time, if that is still in scope."""
 
+    def remember_source(self, rounded: Value, source: Value) -> None:
+        """Says of what a value is the rounding: to store it, that need not be done twice."""
+
 
 def compute_type(element: Type) -> Type:
     """The type in which values of an element type are computed."""
@@ -75,13 +78,16 @@ def check_body(block: Any) -> None:
             _rule(op)
 
 
-def emit_body(block: Any, arguments: Sequence[Value], context: BodyContext) -> list[Value]:
+def emit_body(
+    block: Any, arguments: Sequence[Value], context: BodyContext, *, short: bool = False
+) -> list[Value]:
     """Emits a body at the current point and returns what it yields, in compute types.
 
     Args:
         block: ends with ``shapejit.yield``.
         arguments: values of the block's arguments, in compute types.
         context: answers for indices, sizes and captured tensors.
+        short: whether quotients of f32 within 2 units of the last place will do.
 
     Raises:
         LoweringError: see `check_body`.
@@ -91,7 +97,7 @@ def emit_body(block: Any, arguments: Sequence[Value], context: BodyContext) -> l
     def value_of(operand: Value) -> Value:
         if operand not in values:
             # Folding may have moved a constant out of the body; nothing else can be outside.
-            [values[operand]] = _emit(sir.defining_op(operand), [], context)
+            [values[operand]] = _emit(sir.defining_op(operand), [], context, short)
         return values[operand]
 
     for op in sir.operations(block):
@@ -101,19 +107,23 @@ def emit_body(block: Any, arguments: Sequence[Value], context: BodyContext) -> l
             tensor, *indices = op.operands
             results = [context.extract(tensor, [value_of(index) for index in indices])]
         else:
-            results = _emit(op, [value_of(operand) for operand in op.operands], context)
+            results = _emit(op, [value_of(operand) for operand in op.operands], context, short)
         values.update(zip(op.results, results, strict=True))
     raise ValueError("the block has no shapejit.yield")
 
 
-def _emit(op: Any, operands: list[Value], context: BodyContext) -> list[Value]:
+def _emit(op: Any, operands: list[Value], context: BodyContext, short: bool) -> list[Value]:
     match op.name:
         case "shapejit.index":
             return [context.index(ir.IntegerAttr(op.attributes["dim"]).value)]
         case "shapejit.size":
             return [context.size(map_exprs(op.attributes["expr"].value)[0])]
-    rule = _rule(op)
-    return context.once((sir.key(op), *operands), lambda: [rule(*operands)])
+    is_short = short and op.name == "arith.divf" and isinstance(operands[0].type, ir.F32Type)
+    rule = ptx.divide if is_short else _rule(op)
+    results = context.once((sir.key(op), *operands), lambda: [rule(*operands)])
+    if op.name == "arith.truncf" and isinstance(operands[0].type, ir.F32Type):
+        context.remember_source(results[0], operands[0])
+    return results
 
 
 def _rule(op: Any) -> Callable[..., Value]:

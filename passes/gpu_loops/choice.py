@@ -2,27 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Which schedule serves which sizes of a kernel of loops.
 
-All that loops do is bound by memory, or by the latency of one access after the other. The rules:
+All that loops do is bound by memory, by the latency of one access after the other, or by the time
+in which CTAs start. The rules:
 
 - A vector is 16 bytes of the narrowest tensor that lies along it, less where rows would not be
   multiples of it, or would leave threads idle.
 - A row belongs to as few warps as keep it in registers: one warp needs no shared memory and no
   barriers. Rows that registers cannot hold, or whose length has no bound, are read again in every
-  pass. Rows of unknown length have variants by length.
-- A multiprocessor gets as many threads as it takes to hide the latency of memory, or as registers
-  allow.
+  pass. Rows of unknown length have variants by length, if they may be long.
+- A warp has one row, and a thread one vector, as long as the multiprocessors hold so many; small
+  CTAs spread little work over all of them. Where there never is more than a row or two for each,
+  several warps share it.
 - Indices have 32 bits, unless the sizes allow a tensor with more than `MAX_NARROW` elements: a
   greatest size of a dim spares 64-bit arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mlir import ir
 
+from shapejit import ir as sir
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.gpu_loops.alignment import Alignment
 from shapejit.passes.gpu_loops.columns import columns_alignment
@@ -36,14 +40,11 @@ from shapejit.symbolic import Expr, Ranges, product
 
 SizeRanges: TypeAlias = Mapping[int, tuple[int, int | None]]
 Bucket: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], str, str]
+Choice: TypeAlias = tuple[list[Expr], list[Bucket]]
 
 # Bytes of a vector of the narrowest tensor, and of the widest.
 _BYTES, _MOST_BYTES = 16, 32
 _MAX_VECTOR = 8
-# Threads of a CTA, and of a multiprocessor.
-_CTA, _THREADS = 256, 1024
-# Bytes of a lane, and warps of a CTA, in reductions side by side.
-_LANE_BYTES, _COLUMN_WARPS = 4, 16
 # Warps that share a row, and elements of it that each thread keeps at most. Several warps have a
 # barrier in each pass, so there are more of them than it takes.
 _TEAMS, _MOST_KEPT = (1, 4, 8, 16, 32), 32
@@ -56,150 +57,222 @@ _ROW_BOUNDS = (1024, 8192)
 # Registers of a multiprocessor, and of a thread that keeps nothing.
 _REGISTERS, _REGISTERS_BESIDE = 65536, 44
 
+# Threads of a CTA and CTAs that a multiprocessor gets, by the work that it has: rows of a warp, and
+# vectors. Bytes of a lane in reductions side by side come third, by elements.
+_BY_ROWS = ((2, (64, 1)), (8, (128, 2)), (None, (256, 4)))
+_BY_VECTORS = ((512, (128, 4)), (None, (512, 2)))
+_BY_ELEMENTS = ((1024, (256, 1, 4)), (None, (512, 2, 8)))
+# Most rows of a multiprocessor for which several warps share each, elements of a thread then, and
+# warps up to which that is so.
+_FEW_ROWS, _FEW_ELEMENTS, _MOST_SHARING = 2, 4, 8
+# Threads of a multiprocessor whose CTAs share rows.
+_SHARING_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class _Tier:
+    """A schedule for up to so much work, None for any."""
+
+    most: int | None
+    schedule: LoopSchedule
+    reason: str
+
 
 def choose_schedules(
     problem: LoopProblem, phases: Sequence[Phase], sizes: SizeRanges, device: Device
-) -> tuple[list[Expr], list[Bucket]]:
+) -> Choice:
     """See `lowering.choose`."""
     chooser = _Chooser(problem, sizes, device)
-    if len(phases) == 1 and isinstance(phases[0], Rows):
-        return chooser.rows(phases[0])
-    if len(phases) == 1 and isinstance(phases[0], Columns):
-        return chooser.single(*chooser.columns(phases[0]))
-    if len(phases) == 1 and isinstance(phases[0], Points):
-        return chooser.single(*chooser.points(phases[0]))
+    first = phases[0]
+    if len(phases) == 1 and isinstance(first, Rows):
+        return chooser.rows(first)
+    if len(phases) == 1 and isinstance(first, Columns):
+        return chooser.columns(first)
     if all(isinstance(phase, Points) for phase in phases):
-        return chooser.single(*chooser.several_points(phases))
-    return chooser.single(LoopSchedule(), "several ways of reducing, one element at a time")
+        return chooser.points([phase for phase in phases if isinstance(phase, Points)])
+    schedule = LoopSchedule(threads=256, ctas=1)
+    return chooser.single(schedule, "several ways of reducing, one element at a time")
 
 
 class _Chooser:
     def __init__(self, problem: LoopProblem, sizes: SizeRanges, device: Device) -> None:
-        self._problem, self._device = problem, device
+        self._problem, self._processors = problem, device.multiprocessors
         self._ranges = Ranges(dict(sizes))
         bounds = [self._ranges.bounds(size)[1] for size in problem.sizes]
         self._wide = any(bound is None or bound > MAX_NARROW for bound in bounds)
 
-    def single(self, schedule: LoopSchedule, reason: str) -> tuple[list[Expr], list[Bucket]]:
-        """The one variant for all sizes."""
-        return [], [((), (), str(replace(schedule, wide=self._wide)), reason)]
+    # Buckets --------------------------------------------------------------------------------------
 
-    def _vectors(self, widths: Sequence[int]) -> list[int]:
-        """Lengths of vectors to consider, longest first, for elements of these bytes."""
+    def single(self, schedule: LoopSchedule, reason: str) -> Choice:
+        """The one variant for all sizes."""
+        return [], [((), (), self._text(schedule), reason)]
+
+    def _text(self, schedule: LoopSchedule) -> str:
+        return str(replace(schedule, wide=self._wide))
+
+    def _by(self, axis: Expr, tiers: Sequence[_Tier]) -> Choice:
+        """Variants by one size, without those that no legal size reaches."""
+        # In units of what is constant in it: rows, where elements of rows are counted.
+        unit = math.gcd(*(coefficient for _, coefficient in axis.terms)) or 1
+        axis = axis.exact_div(unit) or axis
+        tiers = [replace(t, most=None if t.most is None else t.most // unit) for t in tiers]
+        least, greatest = self._ranges.bounds(axis)
+        least = max(least or 0, 0)
+        buckets: list[Bucket] = []
+        for tier in tiers:
+            upper = greatest
+            if tier.most is not None and (greatest is None or tier.most < greatest):
+                upper = tier.most
+            if upper is not None and upper < least:
+                continue
+            buckets.append(((least,), (upper,), self._text(tier.schedule), tier.reason))
+            if upper is None or upper == greatest:
+                break
+            least = upper + 1
+        if len({variant for _, _, variant, _ in buckets}) > 1:
+            return [axis], buckets
+        return [], [((), (), *buckets[0][2:])]
+
+    # Vectors --------------------------------------------------------------------------------------
+
+    def _lengths(self, align: Callable[[int], Alignment]) -> list[int]:
+        """Lengths of vectors that a phase can have, longest first."""
+        widths = self._widths(align(2))
+        if not widths:
+            return [1]
         longest = min(_BYTES // min(widths), _MOST_BYTES // max(widths), _MAX_VECTOR)
-        return [1 << bit for bit in reversed(range(max(longest, 1).bit_length()))]
+        lengths = [1 << bit for bit in reversed(range(max(longest, 1).bit_length()))]
+        return [length for length in lengths if align(length).length == length]
 
     def _widths(self, alignment: Alignment) -> list[int]:
-        elements = dict(zip(self._operands, element_types(self._problem), strict=True))
-        return [bytes_of(elements[operand]) for operand, _ in alignment.operands]
-
-    @property
-    def _operands(self) -> list[int]:
+        """Bytes of an element of each tensor that has vectors."""
         outputs = (m for memories in self._problem.outputs.values() for m in memories)
-        return [memory.operand for memory in (*self._problem.inputs.values(), *outputs)]
-
-    def _length(self, align: Callable[[int], Alignment]) -> list[int]:
-        """Lengths of vectors that a phase can have, longest first."""
-        pairs = align(2)
-        if pairs.length == 1:
-            return [1]
-        lengths = self._vectors(self._widths(pairs))
-        return [length for length in lengths if align(length).length == length]
+        memories = (*self._problem.inputs.values(), *outputs)
+        widths = {memory.operand: bytes_of(memory.element) for memory in memories}
+        return [widths[operand] for operand, _ in alignment.operands]
 
     # Points and columns ---------------------------------------------------------------------------
 
-    def points(self, phase: Points) -> tuple[LoopSchedule, str]:
-        """The schedule of elements that are independent."""
-        length = self._length(lambda n: points_alignment(self._problem, phase, n))[0]
-        schedule = LoopSchedule(vector=length, threads=_CTA, ctas=_THREADS // _CTA)
-        return schedule, f"{_elements(length)} a thread at once"
+    def points(self, phases: Sequence[Points]) -> Choice:
+        """The schedules of elements that are independent, by their number."""
 
-    def several_points(self, phases: Sequence[Phase]) -> tuple[LoopSchedule, str]:
-        """The schedule of several spaces: that of the shortest vectors."""
-        return min(self.points(phase) for phase in phases if isinstance(phase, Points))
+        def longest(phase: Points) -> int:
+            return self._lengths(lambda n: points_alignment(self._problem, phase, n))[0]
 
-    def columns(self, phase: Columns) -> tuple[LoopSchedule, str]:
-        """The schedule of reductions side by side: 4 bytes a lane, and many warps."""
-        lengths = self._length(lambda n: columns_alignment(self._problem, phase, n))
-        widths = self._widths(columns_alignment(self._problem, phase, 2)) or [_LANE_BYTES]
-        length = next(n for n in lengths if n * min(widths) <= _LANE_BYTES or n == 1)
+        length = min(map(longest, phases))
+        registers = max(self._point_registers(phase, length) for phase in phases)
+        tiers = []
+        for vectors, (threads, ctas) in _BY_VECTORS:
+            most = None if vectors is None else vectors * self._processors * length
+            ctas = max(min(ctas, _REGISTERS // (threads * registers)), 1)
+            schedule = LoopSchedule(vector=length, threads=threads, ctas=ctas)
+            reason = f"{_elements(length)} a thread at once, {_residents(schedule)}"
+            tiers.append(_Tier(most, schedule, reason))
+        # Of several spaces, the first one decides.
+        return self._by(product(phases[0].loop.space), tiers)
+
+    def _point_registers(self, phase: Points, length: int) -> int:
+        """Registers of a thread that computes so many elements at once, about."""
+        block = phase.loop.block
+        ops = [] if block is None else sir.operations(block)
+        tensors = len(phase.loop.reads) + len(phase.loop.captures) + len(phase.positions)
+        functions = sum(op.name.startswith("math.") for op in ops)
+        beside = _REGISTERS_BESIDE + 8 * min(functions, 8)
+        return (beside + length * min(tensors, 8) // 2) * self._words
+
+    def columns(self, phase: Columns) -> Choice:
+        """The schedules of reductions side by side, by the number of elements."""
+        lengths = self._lengths(lambda n: columns_alignment(self._problem, phase, n))
+        widths = self._widths(columns_alignment(self._problem, phase, 2))
         steps = product(phase.loop.space[phase.kept :]).constant
-        warps = _COLUMN_WARPS
-        while steps is not None and warps // 2 >= max(steps, length):
-            warps //= 2
-        schedule = LoopSchedule(
-            vector=length, threads=warps * WARP, ctas=max(_THREADS // (warps * WARP), 1)
-        )
-        return schedule, f"{_elements(length)} side by side a lane, {warps} warps share a column"
+        tiers = []
+        for elements, (threads, ctas, bytes_) in _BY_ELEMENTS:
+            length = next(n for n in lengths if n == 1 or n * min(widths) <= bytes_)
+            warps = threads // WARP
+            while steps is not None and warps // 2 >= max(steps, length):
+                warps //= 2
+            schedule = LoopSchedule(vector=length, threads=warps * WARP, ctas=ctas)
+            reason = f"{_elements(length)} side by side a lane, {warps} warps share a column"
+            most = None if elements is None else elements * self._processors
+            tiers.append(_Tier(most, schedule, reason))
+        return self._by(product(phase.loop.space), tiers)
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def rows(self, phase: Rows) -> tuple[list[Expr], list[Bucket]]:
-        """The schedules of rows, by their length where that has no small bound."""
+    def rows(self, phase: Rows) -> Choice:
+        """The schedules of rows: by their number, or by their length if it has no small bound."""
         columns = [product(sizes) for sizes in phase.columns]
         known = [size.constant for size in columns if size.constant is not None]
         unknown = [size for size in columns if size.constant is None]
+        count = product(phase.rows)
         if not unknown:
-            lengths = self._length(lambda n: rows_alignment(self._problem, phase, n))
-            return self.single(*self._row_schedule(phase, max(known), lengths))
+            lengths = self._lengths(lambda n: rows_alignment(self._problem, phase, n))
+            return self._by(count, self._row_tiers(phase, max(known), lengths))
         bounds = [self._ranges.bounds(size)[1] for size in unknown]
         most = None if None in bounds else max(bound or 0 for bound in bounds)
         if len(columns) > 1:
             # Columns of several lengths have no vectors in common.
             longest = max([min(most or _ROW_BOUNDS[0], _ROW_BOUNDS[0]), *known])
-            return self.single(*self._row_schedule(phase, longest, [1]))
+            return self._by(count, self._row_tiers(phase, longest, [1]))
         if most is not None and most <= _ROW_BOUNDS[0]:
-            return self.single(*self._row_schedule(phase, most, self._row_lengths(phase, most)))
-        return unknown, self._by_length(phase, unknown[0], most)
+            return self._by(count, self._row_tiers(phase, most, self._row_lengths(phase, most)))
+        tiers = []
+        for bound in (*_ROW_BOUNDS, None):
+            upper = bound if most is None or (bound is not None and bound < most) else most
+            last = self._row_tiers(phase, upper, self._row_lengths(phase, upper))[-1]
+            tiers.append(replace(last, most=bound))
+        return self._by(unknown[0], tiers)
 
     def _row_lengths(self, phase: Rows, longest: int | None) -> list[int]:
         """Lengths of vectors for rows of unknown length up to `longest`."""
         if longest is not None and longest <= _SINGLES:
             return [1]  # one element a lane is as fast, and takes any length
-        return self._length(lambda n: rows_alignment(self._problem, phase, n))
+        return self._lengths(lambda n: rows_alignment(self._problem, phase, n))
 
-    def _by_length(self, phase: Rows, size: Expr, most: int | None) -> list[Bucket]:
-        least = self._ranges.bounds(size)[0] or 0
-        buckets: list[Bucket] = []
-        for bound in (*_ROW_BOUNDS, None):
-            upper = bound if most is None or (bound is not None and bound < most) else most
-            if upper is not None and upper < least:
-                continue
-            lengths = self._row_lengths(phase, upper)
-            schedule, reason = self._row_schedule(phase, upper, lengths)
-            text = str(replace(schedule, wide=self._wide))
-            buckets.append(((least,), (upper,), text, reason))
-            if upper is None or upper == most:
-                break
-            least = upper + 1
-        return buckets
-
-    def _row_schedule(
-        self, phase: Rows, longest: int | None, lengths: Sequence[int]
-    ) -> tuple[LoopSchedule, str]:
-        """The schedule for rows of up to so many elements.
+    def _row_tiers(self, phase: Rows, longest: int | None, lengths: Sequence[int]) -> list[_Tier]:
+        """The schedules for rows of up to so many elements, by the number of rows.
 
         Args:
             longest: None for any length.
             lengths: of vectors, longest first.
         """
+        few = self._are_few(product(phase.rows))
         for warps in _TEAMS if longest is not None else ():
             size = warps * WARP
             counts = {length: -(-(longest or 0) // (length * size)) for length in lengths}
             # The fewest elements a thread, and of these the longest vectors.
             length = min(counts, key=lambda n: (counts[n] * n, -n))
             kept = counts[length] * length
-            threads = _CTA if warps == 1 else size
-            most = _MOST_KEPT if warps in (1, _TEAMS[-1]) else _MOST_KEPT // 2
             registers = self._registers(phase, kept)
-            if kept * self._words <= most and threads * registers <= _REGISTERS:
-                ctas = min(_REGISTERS // (threads * registers), _THREADS // threads)
-                schedule = LoopSchedule(length, warps, max(counts[length], 1), threads, ctas)
-                who = "a warp" if warps == 1 else f"{warps} warps"
-                return schedule, f"{who} a row, {_elements(kept)} of it kept in each thread"
-        words = self._words
-        schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 2 // words)
-        return schedule, f"{_LONG_WARPS} warps a row, read again in every pass"
+            most = _MOST_KEPT if warps in (1, _TEAMS[-1]) else _MOST_KEPT // 2
+            if few and warps < _MOST_SHARING:
+                most = _FEW_ELEMENTS
+            if kept * self._words <= most and size * registers <= _REGISTERS:
+                schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
+                return self._by_rows(schedule, registers, kept)
+        schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
+        return [_Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")]
+
+    def _are_few(self, rows: Expr) -> bool:
+        """Whether there are never more rows than warps that should share them."""
+        most = self._ranges.bounds(rows)[1]
+        return most is not None and most <= _FEW_ROWS * self._processors
+
+    def _by_rows(self, schedule: LoopSchedule, registers: int, kept: int) -> list[_Tier]:
+        """The schedule with more threads or CTAs for more rows, as far as registers allow."""
+        keeps = f"{_elements(kept)} of it kept in each thread"
+        if schedule.warps > 1:
+            ctas = min(_REGISTERS // registers, _SHARING_THREADS) // schedule.threads
+            made = replace(schedule, ctas=max(ctas, 1))
+            text = f"{schedule.warps} warps a row, {keeps}, {_residents(made)}"
+            return [_Tier(None, made, text)]
+        tiers = []
+        for rows, (threads, ctas) in _BY_ROWS:
+            ctas = max(min(ctas, _REGISTERS // (registers * threads)), 1)
+            made = replace(schedule, threads=threads, ctas=ctas)
+            text = f"a warp a row, {keeps}, {_residents(made)}"
+            tiers.append(_Tier(None if rows is None else rows * self._processors, made, text))
+        return tiers
 
     @property
     def _words(self) -> int:
@@ -218,3 +291,8 @@ class _Chooser:
 
 def _elements(count: int) -> str:
     return "1 element" if count == 1 else f"{count} elements"
+
+
+def _residents(schedule: LoopSchedule) -> str:
+    ctas = "1 CTA" if schedule.ctas == 1 else f"{schedule.ctas} CTAs"
+    return f"{ctas} of {schedule.threads} threads on a multiprocessor"

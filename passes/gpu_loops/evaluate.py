@@ -28,6 +28,7 @@ from shapejit.passes.gpu_loops.problem import Indices, Key, Loop, LoopProblem, M
 from shapejit.passes.nvgpu.builder import Num, Value, add, i64, mul, value
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.memory import bytes_of
+from shapejit.passes.nvgpu.problem import is_half
 from shapejit.symbolic import Expr
 
 
@@ -169,7 +170,8 @@ class Evaluator:
         arguments = self.arguments(loop, dims)
         if loop.block is None:
             return arguments
-        return emit_body(loop.block, arguments, _BodyContext(self, loop, dims))
+        context = _BodyContext(self, loop, dims)
+        return emit_body(loop.block, arguments, context, short=self.problem.short)
 
     def arguments(self, loop: Loop, dims: Indices) -> list[Value]:
         """The values of a loop's inputs."""
@@ -294,6 +296,7 @@ class Evaluator:
 
         What is not side by side is stored one by one.
         """
+        values = [self._source(each, memory) for each in values]
         vector = self._vector
         offset = self.indexer.simplify(memory.offset(indices))
         condition = None if vector is None else vector.condition
@@ -305,6 +308,17 @@ class Evaluator:
             if vector is not None:
                 own = self.indexer.simplify(offset.substitute(dims={vector.lane: element}))
             self._store_at(memory, own, [each], condition)
+
+    def remember_source(self, rounded: Value, source: Value) -> None:
+        """See `bodies.BodyContext`."""
+        self.once(("source", rounded), lambda: source)
+
+    def _source(self, value_: Value, memory: Memory) -> Value:
+        """What a value is the rounding of, if it is stored as what it was rounded to."""
+        if not is_half(memory.element):
+            return value_
+        key = ("source", value_)
+        return next((known[key] for known in self._known if key in known), value_)
 
     def _store_at(
         self, memory: Memory, offset: Expr, values: Sequence[Value], condition: Value | None
@@ -331,6 +345,9 @@ class _BodyContext:
     def once(self, key: Hashable, build: Callable[[], list[Value]]) -> list[Value]:
         found: list[Value] = self.evaluator.once(key, build)
         return found
+
+    def remember_source(self, rounded: Value, source: Value) -> None:
+        self.evaluator.remember_source(rounded, source)
 
 
 def are_aligned(addresses: Sequence[Value], bytes_: int) -> Value:

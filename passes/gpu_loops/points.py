@@ -4,6 +4,10 @@
 
 Threads stride over vectors of the innermost dim of the first result, and then over what is left
 one by one: all of it where vectors are not aligned, else less than a vector.
+
+Neighbouring threads have neighbouring vectors. Where everything that is read lies along another dim
+(a transposition), they have the same vector of neighbouring indices in that dim instead: what a
+warp then reads is side by side, and what it writes is still in whole vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from shapejit.passes.gpu_loops.alignment import Access, Alignment, alignment
 from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Points
-from shapejit.passes.gpu_loops.problem import LoopProblem
+from shapejit.passes.gpu_loops.problem import Indices, LoopProblem
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, add, mul, select
 from shapejit.symbolic import Expr, product
@@ -34,6 +38,24 @@ def points_alignment(problem: LoopProblem, phase: Points, length: int) -> Alignm
     return alignment(problem, [phase.loop], written, len(space) - 1, length, whole)
 
 
+def visit_order(problem: LoopProblem, phase: Points) -> list[int]:
+    """The loop's dims, the one last in which neighbouring threads differ.
+
+    That is the last one if anything is read along it, else the order of what is read.
+    """
+    loop = phase.loop
+    dims = list(range(len(loop.space)))
+    reads = [read for read in loop.reads if read.tensor in problem.inputs]
+    accesses = [Access(problem.inputs[read.tensor], loop.space, read.indices) for read in reads]
+    if loop.captures or not dims or any(each.along(dims[-1], 1) is not None for each in accesses):
+        return dims
+    for read, each in zip(reads, accesses, strict=True):
+        own = [index.dim_index for index in read.indices if index.dim_index is not None]
+        if own and own[-1] is not None and each.along(own[-1], 1) is not None:
+            return [dim for dim in dims if dim not in own] + list(dict.fromkeys(own))
+    return dims
+
+
 def points_units(phase: Points, schedule: LoopSchedule) -> Expr:
     """CTAs that have work."""
     return product(phase.loop.space).ceildiv(schedule.vector * schedule.threads)
@@ -48,6 +70,7 @@ class _Points:
     def __init__(self, emission: Emission, phase: Points) -> None:
         self._emission, self._phase, self._indexer = emission, phase, emission.indexer
         self._space = phase.loop.space
+        self._order = visit_order(emission.problem, phase)
         schedule = emission.schedule
         self._first, self._step = emission.grid_stride(schedule.threads, emission.threads.thread)
 
@@ -76,12 +99,7 @@ class _Points:
         """The elements of one vector, by its number."""
         emission, loop, evaluator = self._emission, self._phase.loop, self._emission.evaluator
         lane = emission.lanes(length)
-        if self._space:
-            *outer, last = self._space
-            *dims, column = self._indexer.spread(index, (*outer, last // length))
-            place = (*dims, column * length + lane)
-        else:
-            place = ()
+        place = self._place(index, length, lane) if self._space else ()
         found = emission.elements(lane, length, None, lambda: evaluator.results(loop, place))
         replaced = dict(enumerate(place))
         number = lane.dim_index
@@ -93,3 +111,12 @@ class _Points:
                 values = [element[position] for element in found]
                 for memory in emission.problem.outputs[write.tensor]:
                     evaluator.store(memory, indices, values)
+
+    def _place(self, index: Expr, length: int, lane: Expr) -> Indices:
+        """The indices of a vector's elements."""
+        *outer, last = self._space
+        sizes = [*outer, last // length]
+        found = self._indexer.spread(index, [sizes[dim] for dim in self._order])
+        dims = dict(zip(self._order, found, strict=True))
+        *dims_outer, column = (dims[dim] for dim in range(len(sizes)))
+        return (*dims_outer, column * length + lane)

@@ -13,6 +13,7 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.passes.nvgpu.builder import Type
 from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.problem import is_half
 from shapejit.symbolic import Expr, linearize, map_exprs
 from shapejit.symbolic.expr import product
 
@@ -22,6 +23,10 @@ Key: TypeAlias = Hashable
 Indices: TypeAlias = tuple[Expr, ...]
 
 _OPS = ("shapejit.loop", "shapejit.view")
+_EXACT_OPS = (
+    *("arith.cmpf", "arith.fptosi", "arith.fptoui", "arith.bitcast", "arith.remf"),
+    *("math.ceil", "math.floor", "math.roundeven", "math.trunc"),
+)
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,15 @@ class LoopProblem:
     inputs: Mapping[Key, Memory]
     outputs: Mapping[Key, tuple[Memory, ...]]
     makers: Mapping[Key, tuple[Loop, int]] = field(init=False)
+    short: bool = field(init=False)
+    """Whether f32 need not be divided to the last bit: all results have 16 bits, and no body looks
+    at single bits of its values, as rounding to integers or comparing does."""
 
     def __post_init__(self) -> None:
+        halves = all(is_half(m.element) for memories in self.outputs.values() for m in memories)
+        blocks = [loop.block for loop in self.loops if loop.block is not None]
+        names = {op.name for block in blocks for op in sir.operations(block)}
+        object.__setattr__(self, "short", halves and names.isdisjoint(_EXACT_OPS))
         makers = {
             write.tensor: (loop, position)
             for loop in self.loops

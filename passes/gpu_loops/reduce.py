@@ -29,7 +29,6 @@ from shapejit.passes.nvgpu.builder import (
     integer,
     mul,
     value,
-    when,
 )
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import Threads
@@ -163,11 +162,15 @@ def across_lanes(
     return totals
 
 
-def put(memory: SharedMemory, offset: Num, number: Value) -> None:
-    """Stores a value in a cell of shared memory, by its offset in bytes."""
-    words = _to_words(number)
-    for place, word in enumerate(words):
-        llvm.StoreOp(word, memory.pointer(offset, 4 * place), alignment=4)
+def put(memory: SharedMemory, offset: Num, number: Value, condition: Value | None = None) -> None:
+    """Stores a value in a cell of shared memory, by its offset in bytes, if a condition holds."""
+    address = add(memory.base, offset)
+    guard = "" if condition is None else "@$2 "
+    for place, word in enumerate(_to_words(number)):
+        text = f"{guard}st.shared.b32 [$0+{4 * place}], $1;"
+        operands = [address, word, *([] if condition is None else [condition])]
+        constraints = ["r", "r", *([] if condition is None else ["b"]), "~{memory}"]
+        ptx.assembly(None, text, ",".join(constraints), operands, pure=False)
 
 
 def get(memory: SharedMemory, offset: Num, type_: Type) -> Value:
@@ -222,10 +225,10 @@ class Team:
             return totals
         assert memory is not None
         shared, start = memory
-        with when(compare("eq", self.threads.lane, 0)):
-            for number, total in enumerate(totals):
-                cell = add(mul(self.threads.warp, CELL_BYTES), start + self._row(number))
-                put(shared, cell, total)
+        first = compare("eq", self.threads.lane, 0)
+        for number, total in enumerate(totals):
+            cell = add(mul(self.threads.warp, CELL_BYTES), start + self._row(number))
+            put(shared, cell, total, first)
         gpu.barrier()
         other = mul(and_(self.threads.lane, self.warps - 1), CELL_BYTES)
         parts = [

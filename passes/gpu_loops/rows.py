@@ -29,8 +29,9 @@ from shapejit.symbolic import Expr, product
 _MOST_SINGLE = 32
 # Elements of what all rows share, such as the weights of a norm, that a thread keeps at most.
 _MOST_INVARIANTS = 32
-# Elements that a thread loads at once in passes that are loops.
-_AHEAD = 16
+# Elements and vectors that a thread loads at once in passes that are loops, as far as registers
+# allow: a thread of 1024 has 64.
+_AHEAD, _VECTORS_AHEAD, _MANY_THREADS = 32, 8, 1024
 
 
 def rows_alignment(problem: LoopProblem, phase: Rows, length: int) -> Alignment:
@@ -341,7 +342,8 @@ class _Rows:
         self, columns: Indices, vectors: Expr, way: _Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
         size = self._team.size
-        ahead = max(_AHEAD // way.length // 2, 1)
+        elements = _AHEAD // (2 if self._schedule.threads == _MANY_THREADS else 1)
+        ahead = min(max(elements // way.length, 1), _VECTORS_AHEAD)
         limit = self._indexer.value(vectors)
 
         def body(index: Expr, totals: list[Value]) -> Sequence[Value]:

@@ -18,7 +18,7 @@ from mlir.dialects import arith, func, llvm
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.pass_host import PassFailure
-from shapejit.passes.buckets.samples import spread_samples
+from shapejit.passes.buckets.samples import Integers, Samples, spread_samples
 from shapejit.passes.host.dispatches import dispatches, interfaces, variants_of
 from shapejit.passes.host.entry import EntryPoint, Value, integer_type, load_at, pointer_type, store
 from shapejit.passes.host.program import (
@@ -41,9 +41,13 @@ WORDS = "shapejit.words"
 CALL_WORDS = "shapejit.call_words"
 LAUNCHES = "shapejit.launches"
 REGIONS = "shapejit.regions"
+UNITS = "shapejit.units"
 SAMPLES = "shapejit.samples"
 
 _REGION_TABLE = "shapejit_region_of_cell"
+
+# Units of a launch that fill any GPU, many times over.
+_MANY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,25 @@ class _Launch:
     Attributes:
         bound: its kernel's dispatch and sizes.
         operands: the buffers that it reads and writes.
-        values: for each variant of the kernel, the values that its interface asks for.
+        variants: the interfaces of the kernel's variants.
+        values: for each variant, the values that its interface asks for.
     """
 
     bound: BoundLaunch
     operands: tuple[Word, ...]
-    values: tuple[tuple[Word, ...], ...]
+    variants: tuple[KernelInterface, ...]
+    values: tuple[tuple[Expr, ...], ...]
+
+    def units(self, variant: int, samples: Samples) -> Integers:
+        """How many units of work a variant has at each sample: at least 1, at most `_MANY`.
+
+        A unit is what one cluster of CTAs does at a time.
+        """
+        units = np.ones(len(samples))
+        for value, tile in self.variants[variant].grid.tiles:
+            units *= np.ceil(samples.evaluate(self.values[variant][value]) / tile)
+        found: Integers = np.clip(units, 1, _MANY).astype(np.int64)
+        return found
 
 
 class GraphProgram(HostProgram):
@@ -151,11 +168,31 @@ class GraphProgram(HostProgram):
             _integers(numbers[own[number]] for own, number in zip(names, chosen, strict=True))
             for chosen in regions.variants
         )
-        samples = regions.first_samples(spread_samples(self.module))
+        samples = spread_samples(self.module)
+        attributes[UNITS] = _array(map(_integers, _most_units(launches, regions, samples)))
         attributes[SAMPLES] = _array(
             _integers((region, *(values[symbol.id] for symbol in self.symbols)))
-            for region, values in samples.items()
+            for region, values in regions.first_samples(samples).items()
         )
+
+
+def _most_units(launches: Sequence[_Launch], regions: Regions, samples: Samples) -> list[list[int]]:
+    """For each region the most units of each launch there; 0 where nothing is known."""
+    known: dict[tuple[BoundLaunch, int], list[int]] = {}
+    # Between samples there may be larger sizes, but none twice as large.
+    slack = 1 if samples.complete else 2
+    for launch, used in zip(launches, zip(*regions.variants, strict=True), strict=True):
+        for variant in set(used):
+            if (launch.bound, variant) not in known:
+                most = regions.most(launch.units(variant, samples), samples)
+                known[launch.bound, variant] = [slack * units for units in most]
+    return [
+        [
+            known[launch.bound, variant][number]
+            for launch, variant in zip(launches, chosen, strict=True)
+        ]
+        for number, chosen in enumerate(regions.variants)
+    ]
 
 
 class _Reader:
@@ -183,6 +220,7 @@ class _Reader:
         return _Launch(
             BoundLaunch(dispatch, sizes),
             tuple(self._operands(op)),
+            tuple(variants),
             tuple(_values(variant, dict(enumerate(sizes))) for variant in variants),
         )
 
@@ -192,7 +230,7 @@ class _Reader:
         return [self._buffers[value] for value in values]
 
 
-def _values(interface: KernelInterface, sizes: Mapping[int, Expr]) -> tuple[Word, ...]:
+def _values(interface: KernelInterface, sizes: Mapping[int, Expr]) -> tuple[Expr, ...]:
     return tuple(Expr.parse(text).substitute(symbols=sizes) for text in interface.values)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shapejit.passes.buckets.samples import Integers, evaluate
+from shapejit.passes.buckets.samples import Integers, Samples
 from shapejit.passes.host.dispatches import Dispatch
 from shapejit.symbolic import Expr
 
@@ -99,25 +99,37 @@ class Regions:
             of_cell.append(numbers.setdefault(chosen, len(numbers)))
         return Regions(axes, tuple(of_cell), tuple(numbers))
 
-    def first_samples(self, samples: Mapping[int, Integers]) -> dict[int, dict[int, int]]:
-        """Symbols' values in each region that some sample lies in; the regions of most come first.
-
-        Args:
-            samples: values of every symbol of the module, by its id, in arrays of one length.
-        """
-        length = len(next(iter(samples.values()))) if samples else 1
-        cells = np.zeros(length, dtype=np.int64)
+    def of_samples(self, samples: Samples) -> Integers:
+        """The number of the region of each sample."""
+        cells = np.zeros(len(samples), dtype=np.int64)
         for axis in self.axes:
-            values = evaluate(axis.size, samples)
-            place = np.searchsorted(np.array(axis.breakpoints), values, side="right")
+            breakpoints = np.array(axis.breakpoints)
+            place = np.searchsorted(breakpoints, samples.evaluate(axis.size), side="right")
             cells = cells * (len(axis.breakpoints) + 1) + place
-        regions = np.array(self.of_cell)[cells]
-        found, first, counts = np.unique(regions, return_index=True, return_counts=True)
+        regions: Integers = np.array(self.of_cell)[cells]
+        return regions
+
+    def first_samples(self, samples: Samples) -> dict[int, dict[int, int]]:
+        """Symbols' values in each region that has samples, the regions with most of them first."""
+        found, first, counts = np.unique(
+            self.of_samples(samples), return_index=True, return_counts=True
+        )
         order = sorted(range(len(found)), key=lambda i: (-int(counts[i]), int(found[i])))
         return {
-            int(found[i]): {symbol: int(values[first[i]]) for symbol, values in samples.items()}
+            int(found[i]): {s: int(values[first[i]]) for s, values in samples.values.items()}
             for i in order
         }
+
+    def most(self, values: Integers, samples: Samples) -> list[int]:
+        """The greatest of some values in each region; 0 where there is no sample.
+
+        Args:
+            values: one a sample, at least 1.
+            samples: over all regions.
+        """
+        most = np.zeros(len(self.variants), dtype=np.int64)
+        np.maximum.at(most, self.of_samples(samples), values)
+        return [int(value) for value in most]
 
 
 def _axes(launches: Sequence[BoundLaunch]) -> tuple[Axis, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -97,12 +97,3 @@ def family_of(kernel: Any) -> Family | None:
         if name in _LEADERS:
             return _LEADERS[name]
     return LOOPS if _OF_LOOPS.issuperset(names) else None
-
-
-def kernels_of(module: Any, families: Sequence[Family] = FAMILIES) -> dict[str, Any]:
-    """The kernels of a module that some of the families serve, by name."""
-    return {
-        name: kernel
-        for name, kernel in sir.kernels(module).items()
-        if family_of(kernel) in families
-    }

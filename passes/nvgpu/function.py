@@ -9,7 +9,10 @@ launch runtime follows. The same emitter so gives both forms of a kernel:
 - *by value*: tensor maps are grid constants, sizes and addresses plain parameters;
 - *block*: the one parameter is the address of the kernel's entry in a parameter block in device
   memory, whose contents change between launches of one CUDA graph. Tensor maps are used in place,
-  and every thread that issues a TMA must acquire them first (`Descriptor.acquire`).
+  and every thread that issues a TMA must acquire them first (`Descriptor.acquire`). Sizes and
+  addresses are copied to shared memory first, by as many threads as there are words: were every
+  warp of the grid to load them, which may not be from a first-level cache, these thousands of
+  requests to one line of the second-level cache would take microseconds.
 """
 
 from __future__ import annotations
@@ -42,17 +45,23 @@ from shapejit.passes.nvgpu.builder import (
     constant,
     i32,
     i64,
+    integer,
+    mul,
     pointer,
+    select,
     shr,
     sub,
     udiv,
     when,
+    wide,
 )
 from shapejit.passes.nvgpu.target import Architecture
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import as_expr
 
 _MAP_BYTES = 128
+_WORDS = "parameters"
+_DYNAMIC = -(1 << 31)  # marks an index of llvm.getelementptr that is a value
 _GRID_CONSTANT = "{llvm.byval = !llvm.array<16 x i64>, llvm.align = 64 : i64, nvvm.grid_constant}"
 
 _P = TypeVar("_P", bound=Parameter)
@@ -120,6 +129,24 @@ class Units:
         return Units(unit, units, rank)
 
 
+@dataclass(frozen=True)
+class _Word:
+    """A scalar parameter in a block: where it is copied to, its bytes, where it is in the entry."""
+
+    start: int
+    bytes: int
+    offset: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
+
+
+def _copied_words() -> Value:
+    """The address of the shared memory that the words of a block are copied to."""
+    return llvm.AddressOfOp(pointer(3), _WORDS).result
+
+
 class KernelFunction:
     """``gpu.module @name { llvm.func @name(..) }``, inserted at the current point.
 
@@ -164,6 +191,7 @@ class KernelFunction:
         self._made: dict[Any, Value] = {}
         self._values: dict[Expr, int] = {}
         self._block_bytes = 0
+        self._words: list[_Word] = []
         # Parameters are read before this op, whenever they are asked for.
         with ir.InsertionPoint.at_block_begin(self._body):
             self._entry_end = constant(0).owner
@@ -198,10 +226,15 @@ class KernelFunction:
             self._parameters.append(parameter)
             return self._argument(type_)
         placed = self._place(parameter, bytes_)
+        end = self._words[-1].end if self._words else 0
+        word = _Word(-(-end // bytes_) * bytes_, bytes_, placed.offset)
+        self._words.append(word)
         with ir.InsertionPoint(self._entry_end):
-            address = add(llvm.ptrtoint(i64(), self._entry), placed.offset)
-            word = ptx.load_relaxed(llvm.inttoptr(pointer(1), address), bytes_)
-            return llvm.inttoptr(type_, word) if type_ == pointer(1) else word
+            address = llvm.GEPOp(
+                pointer(3), _copied_words(), [], [word.start], ir.TypeAttr.get(integer(8)), 0
+            ).result
+            loaded = llvm.LoadOp(integer(8 * bytes_), address, alignment=bytes_).result
+            return llvm.inttoptr(type_, loaded) if type_ == pointer(1) else loaded
 
     def value_number(self, size: Expr | int) -> int:
         """The number of an expression among the interface's values."""
@@ -247,15 +280,60 @@ class KernelFunction:
         """Emits into the function; closes its signature at the end."""
         with ir.InsertionPoint(self._body.operations[len(self._body.operations) - 1]):
             yield
+        if self._words:
+            with ir.InsertionPoint(self._first_of_entry()):
+                self._copy_words()
         types = ", ".join(str(argument.type) for argument in self._body.arguments)
         signature = ir.Type.parse(f"!llvm.func<void ({types})>")
         self._function.attributes["function_type"] = ir.TypeAttr.get(signature)
         self._function.attributes["arg_attrs"] = ir.ArrayAttr.get(self._attributes)
 
+    def _first_of_entry(self) -> Any:
+        """The first op but for `launch_dependents`."""
+        first, second, *_ = self._body.operations
+        return second if first.operation.name == "nvvm.griddepcontrol" else first
+
+    def _copy_words(self) -> None:
+        """Copies the words of the entry to shared memory, 4 bytes a thread."""
+        count = self._words[-1].end // 4
+        memory = ir.Operation.parse(
+            f"llvm.mlir.global internal @{_WORDS}() {{addr_space = 3 : i32, alignment = 8 : i64}} "
+            f": !llvm.array<{4 * count} x i8>"
+        )
+        ir.InsertionPoint(self._function).insert(memory)
+        thread = nvvm.read_ptx_sreg_tid_x(i32())
+        for first in range(0, count, self._threads):
+            number = add(thread, first)
+            with when(compare("ult", number, count)):
+                at = mul(number, 4)
+                address = add(llvm.ptrtoint(i64(), self._entry), wide(add(at, self._shift(number))))
+                word = ptx.load_relaxed(llvm.inttoptr(pointer(1), address), 4)
+                target = llvm.GEPOp(
+                    pointer(3), _copied_words(), [at], [_DYNAMIC], ir.TypeAttr.get(integer(8)), 0
+                )
+                llvm.StoreOp(word, target.result, alignment=4)
+        gpu.barrier()
+
+    def _shift(self, number: Value) -> Num:
+        """How much further a word is in the entry than in shared memory: maps lie between them."""
+        last = self._words[0].offset - self._words[0].start
+        shift: Num = last
+        for word in self._words[1:]:
+            further = word.offset - word.start
+            if further != last:
+                beyond = compare("uge", number, word.start // 4)
+                shift, last = select(beyond, further, shift), further
+        return shift
+
     def launch_dependents(self) -> None:
-        """Lets the next kernel of the stream start, if programmatic."""
+        """Lets the next kernel of the stream start, if programmatic.
+
+        It does so first of all, wherever in the entry of the body it is asked for: the time in
+        which the words of a block arrive is time in which CTAs of the next kernel can start.
+        """
         if self.programmatic:
-            nvvm.GriddepcontrolOp(nvvm.GridDepActionKind.launch_dependents)
+            with ir.InsertionPoint.at_block_begin(self._body):
+                nvvm.GriddepcontrolOp(nvvm.GridDepActionKind.launch_dependents)
 
     def await_predecessors(self) -> None:
         """Waits until what the kernels ahead wrote is there, if programmatic.

@@ -5,9 +5,10 @@
 Kernels in block form read their parameters from a block in device memory, and what they find there
 differs from call to call. The head kernel runs before them: it gets the *words* of a call (sizes,
 addresses) by value and follows a table, made by the runtime from the kernels' interfaces, in which
-every parameter that depends on words has a record. A thread does what one record says: it writes a
-word, or replaces address, sizes and strides of a tensor map in place. So one kernel serves every
-program; there are several only by how many words they take.
+every parameter that depends on words has a record. A warp does what one record says: it writes a
+word, or replaces address, sizes and strides of a tensor map in place, each lane one of them, so
+that every latency is paid once. One kernel serves every program; there are several only by how many
+words they take.
 
 The records are ``PatchRecord`` of ``runtime/lib/cuda/Patch.h``, the parameters those of
 ``HeadCall``::
@@ -27,8 +28,6 @@ no map can have belongs to a dim of size 1, and may be any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mlir import ir
 from mlir.dialects import arith, llvm, nvvm, vector
 
@@ -46,33 +45,39 @@ from shapejit.passes.nvgpu.builder import (
     add,
     and_,
     compare,
+    constant,
     i32,
     i64,
+    integer,
     mul,
     or_,
     pointer,
     select,
     shl,
     shr,
+    sub,
+    umin,
     value,
     when,
     wide,
 )
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.function import KernelFunction
+from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.target import Architecture
 
 #: Words that head kernels take. A launch may have 32764 bytes of parameters.
 CAPACITIES = (32, 128, 512, 2048)
 
-#: Of a CTA. Few, so that the records of a program spread over several multiprocessors.
-THREADS = 64
+#: Of a CTA, a warp for each record. Few, so that they spread over many multiprocessors.
+THREADS = 128
 
 RECORD_BYTES = 96
 TENSOR_MAP = 2
 _SLOTS_AT = 16
 _ADDRESS, _DIMS, _STRIDES, _SLOTS = 0, 1, 6, 10
 _MOST_RANK = 5
+
+_LANES = 32
 
 # Of a tensor map: what addresses and strides are multiples of, and the bound of strides.
 _GRANULE = 16
@@ -111,10 +116,11 @@ def emit_head(words: int, architecture: Architecture) -> KernelInterface:
     function = KernelFunction(f"head_{words}", architecture, threads=THREADS)
     call = _Call(function, words)
     with function.body():
-        first = mul(nvvm.read_ptx_sreg_ctaid_x(i32()), THREADS)
-        number = add(first, nvvm.read_ptx_sreg_tid_x(i32()))
+        first = mul(nvvm.read_ptx_sreg_ctaid_x(i32()), THREADS // _LANES)
+        threads = Threads.read()
+        number = add(first, threads.warp)
         with when(compare("ult", number, call.count)):
-            _follow(call, _Record(call, number))
+            _follow(call, _Record(call, number, threads.lane))
     return function.interface(Grid((), 0), shared_bytes=0)
 
 
@@ -168,75 +174,70 @@ class _Call:
 
 
 class _Record:
-    """A record of the table in registers, its slots as values."""
+    """A record of the table in registers: what all lanes know of it, and each lane's slot."""
 
-    def __init__(self, call: _Call, number: Value) -> None:
-        self._call = call
-        start = llvm.ptrtoint(i64(), call.table)
-        self._start = add(start, mul(wide(number), RECORD_BYTES))
-        offset, kinds, known, _ = self._load(0, i32(), 4)
+    def __init__(self, call: _Call, number: Value, lane: Value) -> None:
+        self.lane = lane
+        start = add(llvm.ptrtoint(i64(), call.table), mul(wide(number), RECORD_BYTES))
+        header = llvm.load(
+            ir.VectorType.get([4], i32()), llvm.inttoptr(pointer(1), start), alignment=16
+        )
+        offset, kinds, known = (vector.extract(header, [], [i]) for i in range(3))
         self.target = add(call.block, wide(offset))
         self.kind = and_(kinds, 0xFF)
         self.rank = and_(shr(kinds, 8), 0xFF)
         self.element_shift = and_(shr(kinds, 16), 0xFF)
         self.strides = shr(kinds, 24)
-        self._known = known
+        self.value = self._value(call, start, known)
 
-    def _load(self, offset: int, type_: Type, count: int) -> list[Value]:
-        loaded = llvm.load(
-            ir.VectorType.get([count], type_),
-            llvm.inttoptr(pointer(1), add(self._start, offset)),
-            alignment=16,
-        )
-        return [vector.extract(loaded, [], [i]) for i in range(count)]
+    def _value(self, call: _Call, start: Value, known: Value) -> Value:
+        """What the lane's slot stands for, i64; of lanes beyond the slots, what the last does."""
+        slot = umin(self.lane, _SLOTS - 1)
+        place = add(start, add(wide(mul(slot, 8)), _SLOTS_AT))
+        held = llvm.load(i64(), llvm.inttoptr(pointer(1), place))
+        is_known = compare("ne", and_(shr(known, slot), 1), 0)
+        number = select(is_known, 0, arith.trunci(i32(), held))
+        return select(is_known, held, call.word(number))
 
-    def values(self, count: int) -> list[Value]:
-        """What the first slots, an even number of them, stand for, i64."""
-        slots = [
-            slot
-            for first in range(0, count, 2)
-            for slot in self._load(_SLOTS_AT + 8 * first, i64(), 2)
-        ]
-        return [self._value(number, slot) for number, slot in enumerate(slots)]
-
-    def _value(self, number: int, slot: Value) -> Value:
-        known = compare("ne", and_(self._known, 1 << number), 0)
-        word = select(known, 0, arith.trunci(i32(), slot))
-        return select(known, slot, self._call.word(word))
+    def has(self, slot: int) -> Value:
+        """Whether this is the lane of a slot."""
+        return compare("eq", self.lane, slot)
 
 
 def _follow(call: _Call, record: _Record) -> None:
     """Does what a record says."""
     sides = Branches(compare("eq", record.kind, TENSOR_MAP))
     with sides.then():
-        _replace_map(call, record, record.values(_SLOTS))
+        _replace_map(call, record)
         # Those who acquire the map, in the kernels to come, see it whole.
         nvvm.fence_proxy_release(ir.Attribute.parse("#nvvm.mem_scope<gpu>"))
-    with sides.otherwise():
-        word = record.values(2)[0]
+    with sides.otherwise(), when(record.has(0)):
         target = llvm.inttoptr(pointer(1), record.target)
         sizes = Branches(compare("eq", record.kind, 0))
         with sizes.then():
-            llvm.store(arith.trunci(i32(), word), target)
+            llvm.store(arith.trunci(i32(), record.value), target)
         with sizes.otherwise():
-            llvm.store(word, target)
+            llvm.store(record.value, target, alignment=8)
 
 
-def _replace_map(call: _Call, record: _Record, values: Sequence[Value]) -> None:
-    present = [compare("ugt", record.rank, dim) for dim in range(_MOST_RANK)]
-    sizes = values[_DIMS:_STRIDES]
-    empty = compare("eq", sizes[0], 0)
-    for dim in range(1, _MOST_RANK):
-        empty = or_(empty, and_(present[dim], compare("eq", sizes[dim], 0)))
-    ptx.replace_map_address(record.target, select(empty, call.nothing, values[_ADDRESS]))
-    for dim, size in enumerate(sizes):
-        with when(present[dim]):
-            narrow = arith.trunci(i32(), size)
-            ptx.replace_map_dim(record.target, dim, select(empty, 1, narrow))
-    for dim in range(_MOST_RANK - 1):
-        with when(compare("ne", and_(record.strides, 1 << dim), 0)):
-            pitch = _pitch(values[_STRIDES + dim], wide(record.element_shift))
-            ptx.replace_map_stride(record.target, dim, pitch)
+def _replace_map(call: _Call, record: _Record) -> None:
+    is_size = compare("ult", sub(record.lane, _DIMS), record.rank)
+    nothing_there = and_(is_size, compare("eq", record.value, 0))
+    vote = ir.Attribute.parse("#nvvm<vote_sync_kind any>")
+    empty = nvvm.vote_sync(integer(1), constant(-1), nothing_there, vote)
+    address = select(empty, call.nothing, record.value)
+    ptx.replace_map_address(record.target, address, record.has(_ADDRESS))
+    size = select(empty, 1, arith.trunci(i32(), record.value))
+    for dim in range(_MOST_RANK):
+        ptx.replace_map_dim(record.target, dim, size, and_(is_size, record.has(_DIMS + dim)))
+    with when(compare("ne", record.strides, 0)):
+        pitch = _pitch(record.value, wide(record.element_shift))
+        for dim in range(_MOST_RANK - 1):
+            wanted = compare("ne", and_(record.strides, 1 << dim), 0)
+            own = and_(wanted, record.has(_STRIDES + dim))
+            ptx.replace_map_stride(record.target, dim, pitch, own)
+            # The next lane reads what this one wrote.
+            nvvm.bar_warp_sync(constant(-1))
 
 
 def _pitch(stride: Value, element_shift: Num) -> Value:

@@ -18,3 +18,9 @@ def ctas_that_fit(architecture: Architecture, dynamic_bytes: int) -> int:
     """
     each = dynamic_bytes + STATIC_SHARED_BYTES + _SYSTEM_BYTES
     return max((architecture.shared_bytes + _SYSTEM_BYTES) // each, 1)
+
+
+def bytes_for_each(architecture: Architecture, ctas: int) -> int:
+    """Dynamic shared memory of each CTA if so many share a multiprocessor."""
+    each = (architecture.shared_bytes + _SYSTEM_BYTES) // ctas
+    return each - STATIC_SHARED_BYTES - _SYSTEM_BYTES

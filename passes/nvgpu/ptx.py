@@ -182,25 +182,26 @@ def complete_bytes(barrier: Value, bytes_: Num) -> None:
 # Tensor maps in global memory ---------------------------------------------------------------------
 
 
-def replace_map_address(map_: Value, address: Value) -> None:
-    """Sets what a tensor map describes: an i64 address, for the map at an i64 address."""
-    text = "tensormap.replace.tile.global_address.global.b1024.b64 [$0], $1;"
-    assembly(None, text, "l,l,~{memory}", [map_, address], pure=False)
+def replace_map_address(map_: Value, address: Value, condition: Value) -> None:
+    """Sets what the tensor map at an i64 address describes, i64, where the condition holds."""
+    text = "@$2 tensormap.replace.tile.global_address.global.b1024.b64 [$0], $1;"
+    assembly(None, text, "l,l,b,~{memory}", [map_, address, condition], pure=False)
 
 
-def replace_map_dim(map_: Value, dim: int, size: Value) -> None:
+def replace_map_dim(map_: Value, dim: int, size: Value, condition: Value) -> None:
     """Sets the size, i32, of a dim of a tensor map, from the fastest moving one on."""
-    text = f"tensormap.replace.tile.global_dim.global.b1024.b32 [$0], {dim}, $1;"
-    assembly(None, text, "l,r,~{memory}", [map_, size], pure=False)
+    text = f"@$2 tensormap.replace.tile.global_dim.global.b1024.b32 [$0], {dim}, $1;"
+    assembly(None, text, "l,r,b,~{memory}", [map_, size, condition], pure=False)
 
 
-def replace_map_stride(map_: Value, dim: int, pitch: Value) -> None:
+def replace_map_stride(map_: Value, dim: int, pitch: Value, condition: Value) -> None:
     """Sets the stride in bytes, i64, of a dim after the first, which has none; they count from 0.
 
-    ptxas before 12.5 took sixteenths of it.
+    ptxas before 12.5 took sixteenths of it. All strides of a map share a word, which this reads and
+    writes.
     """
-    text = f"tensormap.replace.tile.global_stride.global.b1024.b64 [$0], {dim}, $1;"
-    assembly(None, text, "l,l,~{memory}", [map_, pitch], pure=False)
+    text = f"@$2 tensormap.replace.tile.global_stride.global.b1024.b64 [$0], {dim}, $1;"
+    assembly(None, text, "l,l,b,~{memory}", [map_, pitch, condition], pure=False)
 
 
 # Global memory ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from mlir.dialects import gpu, nvvm
 
@@ -64,7 +65,7 @@ from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
 from shapejit.passes.nvgpu.mainloop import Operands, Products, Sharing, stage_bytes
-from shapejit.passes.nvgpu.occupancy import ctas_that_fit
+from shapejit.passes.nvgpu.occupancy import bytes_for_each, ctas_that_fit
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Slot, slot_of
@@ -72,7 +73,7 @@ from shapejit.passes.nvgpu.schedule import STREAMING_TILES, GemmSchedule
 from shapejit.passes.nvgpu.scheduling import Place, TileOrder
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store
-from shapejit.passes.nvgpu.target import WARPGROUP, Architecture
+from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ROWS
 
 _WARP = 32
@@ -80,6 +81,8 @@ _WARPS = WARPGROUP // _WARP
 
 # Staging area of the results of a warpgroup, at most.
 _STORE_BYTES = 8192
+# A ring of fewer stages does not hide the latency of its loads.
+_LEAST_STAGES = 4
 # More CTAs than that on a multiprocessor would not have more bytes on their way.
 _MOST_CTAS = 2
 
@@ -104,15 +107,48 @@ def _check(schedule: GemmSchedule) -> None:
         )
 
 
+def _shared(request: GemmRequest) -> int:
+    """Bytes of dynamic shared memory of a CTA, with all stages of the schedule."""
+    schedule, products = request.schedule, len(request.problem.weights)
+    shared = schedule.stages * stage_bytes(request.problem, schedule)
+    shared += _STORE_BYTES * schedule.consumers
+    if schedule.split > 1:
+        threads = WARPGROUP * schedule.consumers
+        shared += Exchange.bytes_of(schedule.columns, schedule.split, products, threads)
+    return shared
+
+
+def _beside_neighbours(request: GemmRequest) -> GemmSchedule:
+    """The schedule, with a ring that leaves room for the next kernel of a graph.
+
+    In a graph of kernels that start early the next one sets up its barriers and loads its weights
+    while this one still runs, if its CTAs find room. So the ring has no more stages than a tile
+    has, and takes half of a multiprocessor's shared memory if it can do so with a few stages.
+    """
+    schedule, problem = request.schedule, request.problem
+    if not (request.block and request.programmatic):
+        return schedule
+    stages = schedule.stages
+    depth = problem.space[problem.k].constant
+    if depth is not None:
+        stages = min(stages, -(-depth // (schedule.depth * schedule.split)))
+    stage = stage_bytes(problem, schedule)
+    rest = _shared(request) - schedule.stages * stage
+    room = (bytes_for_each(request.architecture, 2) - rest) // stage
+    if room >= _LEAST_STAGES:
+        stages = min(stages, room)
+    return replace(schedule, stages=min(schedule.stages, max(stages, 2)))
+
+
 class _Kernel:
     def __init__(self, request: GemmRequest) -> None:
         _check(request.schedule)
         self._problem = request.problem
-        self._schedule = schedule = request.schedule
+        self._schedule = schedule = _beside_neighbours(request)
         self._directions = directions_of(request.problem, swapped=True)
         self._consumer_threads = WARPGROUP * schedule.consumers
         self._loads_ahead = request.programmatic and request.constant_weights
-        self._ctas_per_sm = self._occupancy(request.architecture)
+        self._ctas_per_sm = min(ctas_that_fit(request.architecture, _shared(request)), _MOST_CTAS)
         self._function = KernelFunction(
             request.name,
             request.architecture,
@@ -122,16 +158,6 @@ class _Kernel:
             ctas_per_sm=self._ctas_per_sm,
             programmatic=request.programmatic,
         )
-
-    def _occupancy(self, architecture: Architecture) -> int:
-        """How many CTAs fit on a multiprocessor."""
-        schedule, products = self._schedule, len(self._problem.weights)
-        shared = schedule.stages * stage_bytes(self._problem, schedule)
-        shared += _STORE_BYTES * schedule.consumers
-        if schedule.split > 1:
-            threads = self._consumer_threads
-            shared += Exchange.bytes_of(schedule.columns, schedule.split, products, threads)
-        return min(ctas_that_fit(architecture, shared), _MOST_CTAS)
 
     @property
     def _streams_weights(self) -> bool:

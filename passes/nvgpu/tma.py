@@ -62,7 +62,7 @@ class Descriptor:
         )
 
     def prefetch(self) -> None:
-        """Starts to fetch a grid constant; a resident map must be acquired before."""
+        """Starts to fetch a grid constant; a resident map is fetched when it is acquired."""
         if not self.resident:
             nvgpu.tma_prefetch_descriptor(self.map)
         if self.smaller is not None:
@@ -78,6 +78,9 @@ class Descriptor:
         if self.resident:
             scope = ir.Attribute.parse("#nvvm.mem_scope<sys>")
             nvvm.fence_proxy_acquire(scope, self.pointer, constant(_MAP_BYTES))
+            # The fence throws the map out of its cache; it comes back while the thread waits for
+            # the kernels ahead, and not with the first load after that.
+            nvgpu.tma_prefetch_descriptor(self.map)
         if self.smaller is not None:
             self.smaller.acquire()
 

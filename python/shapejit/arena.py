@@ -1,12 +1,12 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Working memory of calls: a bounded, thread-safe pool of arenas."""
+"""Working memory of calls, kept from one call to the next, within bounds. Thread-safe."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,88 +19,132 @@ class ArenaError(RuntimeError):
 
 
 class ArenaPool:
-    """Lends each running call an arena of its own.
+    """Lends each running call on a CPU an arena of its own.
 
     An arena that comes back is kept for the next call, up to `limit` idle ones (by default one
     for each CPU this process may use); further ones are freed. An idle arena that is too small is
     replaced by a larger one, so the memory held is at most `limit` times the largest need so far,
     plus that of the calls that run now.
 
-    On a GPU a call is over before the kernels that it queued in a stream have run. So an arena
-    serves the calls of one stream only, one after the other as the stream runs them; the streams
-    used longest ago give theirs up first.
-
     Args:
-        device: where the arenas are.
         limit: most arenas to keep while idle.
     """
 
-    def __init__(self, device: torch.device, limit: int | None = None) -> None:
-        self._device = device
+    def __init__(self, limit: int | None = None) -> None:
         self._limit = len(os.sched_getaffinity(0)) if limit is None else limit
         self._lock = threading.Lock()
-        # By stream; the one that was used last comes last. No list is empty.
-        self._idle: OrderedDict[int, list[Tensor]] = OrderedDict()
-        self._idle_count = 0
+        self._idle: list[Tensor] = []
         self._lent = 0
 
     @property
     def bytes(self) -> int:
         """Bytes held now, by idle arenas and by those in use."""
         with self._lock:
-            idle = sum(arena.numel() for arenas in self._idle.values() for arena in arenas)
-            return self._lent + idle
+            return self._lent + sum(arena.numel() for arena in self._idle)
 
-    def acquire(self, size: int, stream: int = 0) -> Tensor:
-        """An arena of at least `size` bytes: uint8, 1-d.
-
-        It is aligned to 64 bytes on the CPU and to 256 bytes on a GPU, where torch's allocator ties
-        it to the current stream.
-
-        Args:
-            size: in bytes.
-            stream: the stream that will use it, which is the current one; 0 on the CPU.
+    def acquire(self, size: int) -> Tensor:
+        """An arena of at least `size` bytes: uint8, 1-d, aligned to 64 bytes.
 
         Raises:
             ArenaError: torch cannot allocate it.
         """
         with self._lock:
-            arena = self._take(stream)
+            arena = self._idle.pop() if self._idle else None
             if arena is not None and arena.numel() >= size:
                 self._lent += arena.numel()
                 return arena
         del arena  # too small: give its memory back before asking for more
-        arena = new_arena(_rounded(size), self._device)
+        arena = new_arena(_rounded(size), torch.device("cpu"))
         with self._lock:
             self._lent += arena.numel()
         return arena
 
-    def release(self, arena: Tensor, stream: int = 0) -> None:
-        """Take back an arena from `acquire` that only the stream's kernels, if any, still use."""
+    def release(self, arena: Tensor) -> None:
+        """Take back an arena from `acquire`."""
         with self._lock:
             self._lent -= arena.numel()
-            if not self._limit:
-                return
-            self._idle.setdefault(stream, []).append(arena)
-            self._idle.move_to_end(stream)
-            self._idle_count += 1
-            if self._idle_count > self._limit:
-                self._take(next(iter(self._idle)))
+            if len(self._idle) < self._limit:
+                self._idle.append(arena)
 
-    def _take(self, stream: int) -> Tensor | None:
-        """The arena of a stream that came back last. Called with the lock held."""
-        arenas = self._idle.get(stream)
-        if arenas is None:
-            return None
-        arena = arenas.pop()
-        self._idle_count -= 1
-        if not arenas:
-            del self._idle[stream]
+
+class StreamArena(NamedTuple):
+    """Working memory of a stream's calls; to be held until a call that uses it is queued.
+
+    Attributes:
+        size: in bytes.
+        address: a multiple of 256 bytes.
+        memory: uint8, 1-d; torch's allocator ties it to the stream.
+    """
+
+    size: int
+    address: int
+    memory: Tensor
+
+
+class StreamArenas:
+    """The arenas of streams of a GPU, one each.
+
+    A call is over before the kernels that it queued have run, but a stream runs one call after the
+    other. So all calls in it share an arena, from whatever threads they come. One that is too small
+    is replaced by a larger one; beyond `limit` streams the one that came first gives its arena up.
+
+    Args:
+        device: where the arenas are.
+        limit: most streams that have one.
+    """
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self._device = device
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._arenas: dict[int, StreamArena] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now."""
+        return sum(arena.size for arena in list(self._arenas.values()))
+
+    def of(self, stream: int, size: int) -> StreamArena:
+        """The arena of a stream, which is the current one.
+
+        Args:
+            stream: its handle.
+            size: the bytes that are needed.
+
+        Raises:
+            ArenaError: torch cannot allocate it.
+        """
+        arena = self._arenas.get(stream)
+        if arena is not None and arena.size >= size:
+            return arena
+        del arena
+        with self._lock:
+            return self._grown(stream, size)
+
+    def _grown(self, stream: int, size: int) -> StreamArena:
+        # Another thread may have come first. Else its memory goes back before there is more.
+        arena = self._arenas.pop(stream, None)
+        if arena is None or arena.size < size:
+            del arena
+            arena = stream_arena(_rounded(size), self._device)
+        self._arenas[stream] = arena
+        if len(self._arenas) > self._limit:
+            del self._arenas[next(iter(self._arenas))]
         return arena
 
 
+def stream_arena(size: int, device: torch.device) -> StreamArena:
+    """An arena of the current stream that is kept by nobody.
+
+    Raises:
+        ArenaError: torch cannot allocate it.
+    """
+    memory = new_arena(size, device)
+    return StreamArena(size, memory.data_ptr(), memory)
+
+
 def new_arena(size: int, device: torch.device) -> Tensor:
-    """An arena that belongs to no pool: uint8, 1-d.
+    """Memory that belongs to no pool: uint8, 1-d.
 
     Raises:
         ArenaError: torch cannot allocate it.

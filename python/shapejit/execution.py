@@ -36,11 +36,13 @@ class Execution(Protocol):
         device: where inputs, weights and outputs are.
         alignment: bytes that the addresses of inputs and weights are multiples of; 1 for any.
         for_empty: an address that stands for that of an empty tensor.
+        queues: whether `run` only queues work, in the order of a stream, and returns.
     """
 
     device: torch.device
     alignment: int
     for_empty: int
+    queues: bool
 
     @property
     def arena_bytes(self) -> int:
@@ -106,6 +108,7 @@ class CpuExecution:
 
     alignment = 1
     code_bytes = 0
+    queues = False
     for_empty = ctypes.addressof(_EMPTY)
 
     def __init__(self, artefacts: Artefacts) -> None:
@@ -113,7 +116,7 @@ class CpuExecution:
         self._library = host_library(artefacts, threads.symbols())
         self.plan = plan_function(self._library)
         self._run = threads.entry_point(self._library.lookup(ENTRY_RUN))
-        self._arenas = ArenaPool(self.device)
+        self._arenas = ArenaPool()
 
     @property
     def arena_bytes(self) -> int:

@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,13 @@ from shapejit.errors import ErrorId, quote
 from shapejit.execution import Execution, execution_for
 from shapejit.report_graphs import GraphStats
 from shapejit.signature import Signature
-from shapejit.weights import Buffers, Weights, as_readable, is_readable
+from shapejit.weights import Buffers, Weights, as_readable
 
 _LOG = logs.logger("runtime")
+
+
+# Of so many combinations of sizes a program remembers what they come to.
+_MOST_REMEMBERED = 4096
 
 
 class _Counters:
@@ -43,13 +47,16 @@ class _Counters:
         self._copies = 0
         self._shapes: set[tuple[int, ...]] = set()
 
-    def count(self, symbols: tuple[int, ...], copies: int) -> None:
-        """One more call, with the symbols' values and the number of inputs copied."""
+    def count(self, copies: int) -> None:
+        """One more call, with the number of inputs copied."""
         with self._lock:
             self._calls += 1
             self._copies += copies
-            if len(self._shapes) < report.MAX_SHAPES:
-                self._shapes.add(symbols)
+
+    def saw(self, symbols: tuple[int, ...]) -> None:
+        """A call with these values of the symbols, maybe not the first one."""
+        if len(self._shapes) < report.MAX_SHAPES:
+            self._shapes.add(symbols)  # in one step, so without the lock
 
     def read(self) -> tuple[int, int, int]:
         """Calls, distinct shapes, inputs copied."""
@@ -57,13 +64,57 @@ class _Counters:
             return self._calls, len(self._shapes), self._copies
 
 
+class _Sizes(NamedTuple):
+    """What the sizes of a call come to.
+
+    Attributes:
+        symbols: values of all symbols, 0 for derived ones.
+        native: the same as native code takes them.
+        arena_bytes: working memory.
+        outputs: the sizes of each tensor output.
+    """
+
+    symbols: list[int]
+    native: Any
+    arena_bytes: int
+    outputs: list[list[int]]
+
+
+class _Tables:
+    """Tables of addresses with those of the weights filled in; thread-safe.
+
+    A call borrows one and writes the addresses of its inputs and outputs.
+
+    Args:
+        weights: what the kernels read.
+        inputs, outputs: how many come before and after the weights.
+    """
+
+    def __init__(self, weights: Buffers, inputs: int, outputs: int) -> None:
+        self.weights = weights
+        self._pointers = (*([0] * inputs), *weights.pointers, *([0] * outputs))
+        self._type = ctypes.c_void_p * len(self._pointers)
+        self._idle: list[Any] = []
+
+    def borrow(self) -> Any:
+        """A table for one call alone."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._type(*self._pointers)
+
+    def give_back(self, table: Any) -> None:
+        """Takes a table back that native code does not read any more."""
+        self._idle.append(table)
+
+
 class Program(nn.Module):
     """A compiled model. Call it as the model was called when compiling, at any sizes in range.
 
-    Calls may run at the same time in several threads; each has working memory of its own, from a
-    bounded pool (`shapejit.arena.ArenaPool`). Outputs are new contiguous tensors. Inputs that are
-    not contiguous, or for a GPU not aligned to 16 bytes, are copied first (counted in `stats`). A
-    weight changed in place, through the original module or through `load_state_dict`, is seen by
+    Calls may run at the same time in several threads; each has working memory of its own, on a GPU
+    each stream, within bounds (`shapejit.arena`). Outputs are new contiguous tensors. Inputs that
+    are not contiguous, or for a GPU not aligned to 16 bytes, are copied first (counted in `stats`).
+    A weight changed in place, through the original module or through `load_state_dict`, is seen by
     the next call.
 
     On a GPU a call queues its kernels in the current stream and does not wait for them. It may be
@@ -104,7 +155,6 @@ class Program(nn.Module):
         self.signature = Signature(
             artefacts.parameters, artefacts.inputs, artefacts.symbols, device
         )
-        self._device = device
         self._compiles = compiles
         self._weights = Weights(
             artefacts.weights,
@@ -114,16 +164,30 @@ class Program(nn.Module):
             alignment=self._execution.alignment,
             free_original=free_original,
         )
-        self._tensor_inputs = [index for index, _ in self.signature.tensors]
+        # Which leaf each tensor input is, and whether its values may be lazily negated.
+        self._tensor_inputs = [
+            (index, getattr(torch, spec.dtype).is_floating_point)
+            for index, spec in self.signature.tensors
+        ]
         self._outputs = _tensor_outputs(artefacts)
+        # Quicker than torch.empty, which reads dtype and device anew for every output.
+        self._allocators = [
+            torch.empty(0, dtype=dtype, device=device).new_empty for _, _, dtype in self._outputs
+        ]
         self._only_tensors = all(isinstance(spec, TensorOutput) for spec in artefacts.outputs)
         self._structure = _structurer(artefacts.output_tree)
         self._symbols_type = ctypes.c_int64 * max(len(artefacts.symbols), 1)
         self._plan_type = ctypes.c_int64 * (2 + sum(artefacts.output_ranks))
-        self._table_template: tuple[Buffers | None, Any] = (None, None)
+        self._tables = self._new_tables(self._weights.last)
+        self._first_output = (
+            len(self._tensor_inputs) + len(artefacts.weights) + len(artefacts.packs)
+        )
         self._counters = _Counters()
+        # By all sizes of the inputs in a row; the combination that came first goes first.
+        self._remembered: dict[tuple[int, ...], _Sizes] = {}
+        self._remembering = threading.Lock()
         self._copies_logged = False
-        self._execution.prepare(self._buffer_table(self._weights.current()))
+        self._execution.prepare(self._tables.borrow())
 
     # Calls.
 
@@ -134,13 +198,28 @@ class Program(nn.Module):
             ShapeJitError: the call is not one that the program was compiled for.
         """
         leaves = self.signature.flatten(args, kwargs)
-        symbols = self.signature.bind(leaves)
+        measured = tuple(self.signature.measure(leaves))
+        sizes = self._remembered.get(measured) or self._sizes_of(measured, leaves)
         if torch.is_grad_enabled():
             self._check_grad(leaves)
-        outputs = self._execute(leaves, symbols)
+        outputs = self._execute(leaves, sizes)
         if not self._only_tensors:
-            outputs = self._all_outputs(outputs, leaves, symbols)
+            outputs = self._all_outputs(outputs, leaves, sizes.symbols)
         return self._structure(outputs)
+
+    def _sizes_of(self, measured: tuple[int, ...], leaves: Sequence[Any]) -> _Sizes:
+        """What sizes come to that were not seen lately."""
+        symbols = self.signature.solve(measured, leaves)
+        native = self._symbols_type(*symbols)
+        plan = self._planned(native, symbols)
+        outputs = [plan[start:end] for start, end, _ in self._outputs]
+        sizes = _Sizes(symbols, native, plan[0], outputs)
+        if len(self._remembered) >= _MOST_REMEMBERED:
+            with self._remembering:
+                self._remembered.pop(next(iter(self._remembered)), None)
+        self._remembered[measured] = sizes
+        self._counters.saw(tuple(symbols))
+        return sizes
 
     def _check_grad(self, leaves: Sequence[Any]) -> None:
         self.signature.check_grad(leaves)
@@ -148,49 +227,54 @@ class Program(nn.Module):
         if weight is not None:
             raise ErrorId.SJ_GRAD_001.error(what=f"weight {quote(weight)}")
 
-    def _execute(self, leaves: Sequence[Any], symbols: list[int]) -> list[Any]:
+    def _execute(self, leaves: Sequence[Any], sizes: _Sizes) -> list[Any]:
         """Run the native code: the tensor outputs."""
-        weights = self._weights.current()
-        inputs = [leaves[index] for index in self._tensor_inputs]
-        alignment = self._execution.alignment
-        copies = 0
-        for position, tensor in enumerate(inputs):
-            if not is_readable(tensor, alignment):
-                inputs[position] = as_readable(tensor, alignment)
-                copies += 1
-        native_symbols = self._symbols_type(*symbols)
-        if copies and not self._copies_logged:
-            self._copies_logged = True
-            _LOG.info("%d inputs cannot be read in place and are copied; not said again", copies)
-        plan = self._planned(native_symbols, symbols)
-        outputs = self._allocate_outputs(plan, symbols)
-        table = self._buffer_table(weights, inputs, outputs)
-        try:
-            self._execution.run(native_symbols, table, plan[0])
-        except ArenaError as error:
-            self._raise_memory(f"{plan[0]} bytes of working memory", symbols, error)
-        self._counters.count(tuple(symbols), copies)
+        # All of this is done for every call, so little is called from here. Where the native code
+        # only queues work, weights are looked at while that runs already.
+        execution = self._execution
+        late = execution.queues
+        weights = self._weights.last if late else self._weights.current()
+        outputs = self._allocate_outputs(sizes)
+        copied = self._run(weights, leaves, outputs, sizes)
+        if late and (current := self._weights.current()) is not weights:
+            self._run(current, leaves, outputs, sizes)  # what was queued before is overwritten
+        self._counters.count(copied)
         return outputs
 
-    def _buffer_table(
-        self, weights: Buffers, inputs: Sequence[Tensor] = (), outputs: Sequence[Tensor] = ()
-    ) -> Any:
-        """Addresses of inputs, weights, copies of weights and outputs, as native code reads them.
-
-        Those of inputs and outputs that are not given are 0.
-        """
-        seen, template = self._table_template
-        if seen is not weights:
-            spaces = [0] * len(self._tensor_inputs), [0] * len(self._outputs)
-            pointers = (*spaces[0], *weights.pointers, *spaces[1])
-            template = (ctypes.c_void_p * len(pointers))(*pointers)
-            self._table_template = (weights, template)
-        table = type(template).from_buffer_copy(template)
-        for position, tensor in enumerate(inputs):
-            table[position] = tensor.data_ptr() or self._execution.for_empty
-        for position, tensor in enumerate(outputs, len(table) - len(outputs)):
+    def _run(
+        self, weights: Buffers, leaves: Sequence[Any], outputs: Sequence[Tensor], sizes: _Sizes
+    ) -> int:
+        """Run the native code with these weights: how many inputs had to be copied."""
+        execution, tables = self._execution, self._tables
+        if tables.weights is not weights:
+            tables = self._tables = self._new_tables(weights)
+        table = tables.borrow()
+        odd = execution.alignment - 1
+        copied: list[Tensor] = []  # which live until the native code was called
+        for position, (index, floating) in enumerate(self._tensor_inputs):
+            tensor = leaves[index]
+            address = tensor.data_ptr()
+            if address & odd or not tensor.is_contiguous() or (floating and tensor.is_neg()):
+                copied.append(as_readable(tensor, odd + 1))
+                address = copied[-1].data_ptr()
+            table[position] = address or execution.for_empty
+        for position, tensor in enumerate(outputs, self._first_output):
             table[position] = tensor.data_ptr()
-        return table
+        try:
+            execution.run(sizes.native, table, sizes.arena_bytes)
+        except ArenaError as error:
+            self._raise_memory(f"{sizes.arena_bytes} bytes of working memory", sizes, error)
+        tables.give_back(table)
+        if copied and not self._copies_logged:
+            self._log_copies(len(copied))
+        return len(copied)
+
+    def _new_tables(self, weights: Buffers) -> _Tables:
+        return _Tables(weights, len(self._tensor_inputs), len(self._outputs))
+
+    def _log_copies(self, count: int) -> None:
+        self._copies_logged = True
+        _LOG.info("%d inputs cannot be read in place and are copied; not said again", count)
 
     def _planned(self, native_symbols: Any, symbols: list[int]) -> list[int]:
         """What shapejit_plan says: bytes of the arena, then the sizes of all tensor outputs."""
@@ -212,18 +296,17 @@ class Program(nn.Module):
             values=values, rule=named(broken.rule, specs), location=broken.location
         )
 
-    def _allocate_outputs(self, plan: list[int], symbols: list[int]) -> list[Any]:
+    def _allocate_outputs(self, sizes: _Sizes) -> list[Any]:
         try:
             return [
-                torch.empty(plan[start:end], dtype=dtype, device=self._device)
-                for start, end, dtype in self._outputs
+                allocate(of_output)
+                for allocate, of_output in zip(self._allocators, sizes.outputs, strict=True)
             ]
         except RuntimeError as error:
-            sizes = [plan[start:end] for start, end, _ in self._outputs]
-            self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
+            self._raise_memory(f"outputs of sizes {sizes.outputs}", sizes, error)
 
-    def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
-        values = values_text(symbols, self.artefacts.symbols)
+    def _raise_memory(self, what: str, sizes: _Sizes, error: RuntimeError) -> NoReturn:
+        values = values_text(sizes.symbols, self.artefacts.symbols)
         reason = str(error).splitlines()[0].rstrip(".")
         raise ErrorId.SJ_SHAPE_010.error(values=values, what=what, reason=reason) from error
 

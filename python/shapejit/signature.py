@@ -170,21 +170,17 @@ class Signature:
         Raises:
             ShapeJitError: a leaf is not what the program was compiled for; names which, and why.
         """
-        sizes: list[int] = []
-        for index, dtype, rank in self._tensor_checks:
-            leaf = leaves[index]
-            if (
-                not isinstance(leaf, Tensor)
-                or leaf.dtype is not dtype
-                or leaf.device != self.device
-                or leaf.layout is not torch.strided
-                or leaf.dim() != rank
-            ):
-                raise self._diagnose(leaves)
-            try:
-                sizes += leaf.shape
-            except RuntimeError:  # a nested tensor, which calls itself strided
-                raise self._diagnose(leaves) from None
+        return self.solve(self.measure(leaves), leaves)
+
+    def measure(self, leaves: Sequence[Any]) -> list[int]:
+        """Check all of the leaves of a call but their sizes, and return these in a row.
+
+        Raises:
+            ShapeJitError: as for `bind`.
+        """
+        sizes = self._tensor_sizes(leaves)
+        if sizes is None:
+            raise self._diagnose(leaves)
         for index in self._ints:
             if type(leaves[index]) is not int:
                 raise self._diagnose(leaves)
@@ -192,6 +188,36 @@ class Signature:
         for index, value in self._constants:
             if not same_constant(leaves[index], value):
                 raise self._diagnose(leaves)
+        return sizes
+
+    def _tensor_sizes(self, leaves: Sequence[Any]) -> list[int] | None:
+        """The sizes of all tensors in a row; None if a leaf is no tensor as it has to be."""
+        sizes: list[int] = []
+        device, strided = self.device, torch.strided
+        try:
+            for index, dtype, rank in self._tensor_checks:
+                leaf = leaves[index]
+                shape = leaf.shape
+                if (
+                    leaf.dtype is not dtype
+                    or len(shape) != rank
+                    or leaf.device != device
+                    or leaf.layout is not strided
+                    or not isinstance(leaf, Tensor)
+                ):
+                    return None
+                sizes += shape
+        except (AttributeError, RuntimeError, TypeError):
+            # It is something else, or a nested tensor, which calls itself strided.
+            return None
+        return sizes
+
+    def solve(self, sizes: Sequence[int], leaves: Sequence[Any]) -> list[int]:
+        """The value of every symbol, 0 for derived ones, from what `measure` gave for the leaves.
+
+        Raises:
+            ShapeJitError: as for `bind`.
+        """
         symbols = self._solve(sizes)
         if symbols is None:
             raise self._diagnose(leaves)
@@ -211,7 +237,7 @@ class Signature:
             if leaves[index].requires_grad:
                 raise ErrorId.SJ_GRAD_001.error(what=f"argument {quote(spec.path)}")
 
-    def _solve(self, sizes: list[int]) -> list[int] | None:
+    def _solve(self, sizes: Sequence[int]) -> list[int] | None:
         """Values of the symbols from all sizes of the inputs in a row; None if a rule is broken."""
         symbols = [0] * len(self.symbols)
         for symbol, position in self._direct:
@@ -228,7 +254,7 @@ class Signature:
                 return None
         return symbols if self._agree(sizes, symbols) else None
 
-    def _agree(self, sizes: list[int], symbols: list[int]) -> bool:
+    def _agree(self, sizes: Sequence[int], symbols: list[int]) -> bool:
         """Whether the sizes that determine no symbol are as the symbols' values say."""
         for position, value in self._static:
             if sizes[position] != value:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shapejit import logs
+from shapejit import logs, tensor_layout
 from shapejit.artefacts import CopySpec, JoinSpec, PackSpec, WeightSpec
 from shapejit.errors import ErrorId
 
@@ -38,12 +38,15 @@ class Buffers:
         in_place: weights read in place; copies stand in for those that cannot be.
         packed: packed and joined copies.
         copied_bytes: memory of all copies among them.
+        storages: of the weights read in place. Kernels that are queued before it is noticed that a
+            weight has moved read what it was; its memory has to be there.
     """
 
     pointers: tuple[int, ...]
     in_place: tuple[Tensor | None, ...]
     packed: tuple[Tensor, ...]
     copied_bytes: int
+    storages: tuple[torch.UntypedStorage, ...] = ()
 
 
 class Weights:
@@ -78,6 +81,7 @@ class Weights:
         self._alignment = alignment
         self._freed: frozenset[int] = frozenset()
         self._lock = threading.Lock()
+        self._look: tensor_layout.Watch | None = None
         self._stamps: list[Stamp | None] = [None] * len(self.specs)
         self._buffers = Buffers((), (None,) * len(self.specs), (), 0)
         self._refresh()
@@ -90,6 +94,11 @@ class Weights:
             with self._lock:
                 if self._changed():
                     self._refresh()
+        return self._buffers
+
+    @property
+    def last(self) -> Buffers:
+        """What `current` gave last; weights may have changed since."""
         return self._buffers
 
     @property
@@ -142,6 +151,12 @@ class Weights:
 
     def _changed(self) -> bool:
         """Whether a weight has moved, or one with copies was written; runs on every call."""
+        if self._look is not None:
+            return bool(self._look.changed())
+        return self._differs()
+
+    def _differs(self) -> bool:
+        """The same, by asking torch."""
         if list(map(Tensor.data_ptr, self._watched)) != self._pointers:
             return True
         return [tensor._version for tensor in self._copied] != self._versions
@@ -189,6 +204,11 @@ class Weights:
         stamps = self._stamps
         self._pointers = [stamp[0] for index in live if (stamp := stamps[index]) is not None]
         self._versions = [stamp[1] for index in versioned if (stamp := stamps[index]) is not None]
+        self._look = None
+        if (layout := tensor_layout.layout()) is not None:
+            look = tensor_layout.Watch(layout, self._watched, [i in versioned for i in live])
+            # What changed since the stamps were taken is still to be noticed.
+            self._look = None if self._differs() else look
 
     def _is_copy(self, index: int, tensor: Tensor | None) -> bool:
         return tensor is not None and tensor is not self.tensors[index]
@@ -220,6 +240,7 @@ class Weights:
             in_place=in_place,
             packed=packed,
             copied_bytes=sum(tensor.nbytes for tensor in (*copies, *packed)),
+            storages=tuple(t.untyped_storage() for t in in_place if t is not None),
         )
 
     def _copy(self, pack: CopySpec) -> Tensor:

@@ -27,10 +27,15 @@ struct ChainLaunch {
   const ShapejitRtCudaKernel *kernel;
   Gemm gemm;
   std::vector<int32_t> operands, values;
+  int32_t ctas = 0; ///< of the grid; 0: all that are resident
 
   ShapejitRtCudaProgramLaunch native() const {
-    return {kernel, operands.data(), values.data(), static_cast<int32_t>(operands.size()),
-            static_cast<int32_t>(values.size())};
+    return {kernel,
+            operands.data(),
+            values.data(),
+            static_cast<int32_t>(operands.size()),
+            static_cast<int32_t>(values.size()),
+            ctas};
   }
 };
 
@@ -163,7 +168,8 @@ inline void checkCall(int first, const std::vector<ChainLaunch> &launches,
     const ShapejitRtCudaInterface &interface = launches[i - 1].gemm.interface;
     ShapejitRtCudaKernelInfo info;
     shapejitRtCudaKernelInfo(launches[i - 1].kernel, &info);
-    CHECK(launch.grid[0] == static_cast<uint32_t>(info.residentCtas));
+    int32_t wanted = launches[i - 1].ctas ? launches[i - 1].ctas : info.residentCtas;
+    CHECK(launch.grid[0] == static_cast<uint32_t>(std::min(wanted, info.residentCtas)));
     CHECK(launch.block[0] == static_cast<uint32_t>(interface.threads));
     CHECK(launch.sharedBytes == static_cast<uint32_t>(interface.sharedBytes));
     CHECK(launch.cluster == static_cast<uint32_t>(interface.cluster > 1 ? interface.cluster : 0));
@@ -189,7 +195,7 @@ struct Chain {
       gemm.toBlock();
       kernels.push_back(std::make_unique<MadeKernel>(module, gemm));
       int32_t m = 0, k = callWords(), x = 1 + i, w = callWords() + 1 + i;
-      launches.push_back({kernels.back()->handle, gemm, {x, w, x + 1}, {m, k, k, k, k, k}});
+      launches.push_back({kernels.back()->handle, gemm, {x, w, x + 1}, {m, k, k, k, k, k}, 0});
     }
   }
 

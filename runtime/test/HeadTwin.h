@@ -60,12 +60,12 @@ inline void patchMap(const HeadParameters &from, const shapejit::rt::cuda::Patch
   std::memcpy(at, &map, sizeof(map));
 }
 
-/// Runs a head kernel of so many threads.
+/// Runs a head kernel of so many threads, a warp for each record.
 inline void runHead(const void *const *parameters, uint32_t threads) {
   using Record = shapejit::rt::cuda::PatchRecord;
   HeadParameters from(parameters);
-  for (uint32_t thread = 0; thread < threads && thread < from.count; ++thread) {
-    const Record &record = from.records[thread];
+  for (uint32_t warp = 0; warp < threads / 32 && warp < from.count; ++warp) {
+    const Record &record = from.records[warp];
     unsigned char *at = from.block + record.offset;
     int64_t word = from.value(record, 0);
     if (record.kind == Record::kTensorMap)

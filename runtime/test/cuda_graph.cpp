@@ -111,7 +111,9 @@ void testRandomPrograms() {
     for (int64_t i = draw(1, 5); i > 0; --i) {
       Gemm gemm = randomKernel();
       kernels.push_back(std::make_unique<MadeKernel>(module, gemm));
-      ChainLaunch launch = {kernels.back()->handle, gemm, {}, {}};
+      ChainLaunch launch = {kernels.back()->handle, gemm, {}, {}, 0};
+      if (chance(2))
+        launch.ctas = gemm.interface.cluster * static_cast<int32_t>(draw(1, 100));
       for (int n = 0; n < 4; ++n)
         launch.operands.push_back(static_cast<int32_t>(draw(0, wordCount - 1)));
       for (int n = 0; n < 6; ++n)
@@ -459,6 +461,8 @@ void testErrors(LoadedModule &module) {
   CHECK(wrong([](ChainLaunch &launch) { launch.operands[0] = 99; }));
   CHECK(errorHas("it must refer to a word that there is, not 99"));
   CHECK(wrong([](ChainLaunch &launch) { launch.values[0] = -1; }));
+  CHECK(wrong([](ChainLaunch &launch) { launch.ctas = -1; }));
+  CHECK(errorHas("whole clusters of CTAs, not -1"));
   MadeKernel plain(module, Gemm("gemm"));
   CHECK(wrong([&](ChainLaunch &launch) { launch.kernel = plain.handle; }));
   CHECK(errorHas("by value"));

@@ -32,13 +32,14 @@ class GpuKernel:
     Args:
         text: a module with one kernel of the name k.
         variant: text of its schedule; None for the one that is chosen for `sizes`.
-        sizes: bounds of the kernel's symbols; by default as small as tests are.
+        sizes: bounds of the kernel's symbols; by default up to 5000 for s0, up to 100 for others.
         block: whether its parameters lie in a parameter block.
         programmatic: whether it may start before the kernel ahead of it ends.
 
     Attributes:
         interface: how it is called.
         variants: all that were chosen.
+        results: dtype and sizes of every result.
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class GpuKernel:
             self._module = ir.Module.parse(text)
             kernel = sir.kernels(self._module)["k"]
             symbols = ir.IntegerAttr(kernel.attributes["symbols"]).value
-            bounds = sizes or dict.fromkeys(range(symbols), (0, 100))
+            bounds = sizes or {**dict.fromkeys(range(symbols), (0, 100)), 0: (0, 5000)}
             self.axes, self.buckets = lowering.choose(kernel, bounds, H200)
             self.variants = [bucket[2] for bucket in self.buckets]
             self.variant = variant or self.variants[0]
             body = sir.body(kernel)
-            self._results = [
+            self.results = [
                 (DTYPES[str(value.type.element_type)], sir.shape_of(value))
                 for value in sir.operations(body)[-1].operands
             ]
@@ -106,7 +107,7 @@ class GpuKernel:
         """
         outputs = [
             _garbage(dtype, [size.evaluate(symbols) for size in sizes])
-            for dtype, sizes in self._results
+            for dtype, sizes in self.results
         ]
         with self._context:
             launch = Launch(

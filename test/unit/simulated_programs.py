@@ -72,6 +72,7 @@ class Simulated:
     device = CPU
     alignment = 16
     for_empty = 0
+    queues = False
     arena_bytes = 0
     code_bytes = 0
 

@@ -19,6 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shapejit import importer, pipeline
+from shapejit.gpu.program_code import GpuCode
+from shapejit.options import CompileOptions
+from shapejit.progress import Progress
+
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
@@ -30,7 +35,7 @@ import traces  # noqa: E402
 from peers import NotApplicableError, Setting, System  # noqa: E402
 from peers.buckets import Buckets  # noqa: E402
 from peers.compiled import Marked  # noqa: E402
-from peers.floor import measure_floor  # noqa: E402
+from peers.floor import measure_floor, parameters_by_value  # noqa: E402
 from trace_exact import Exact, WrongResultError, checked_requests, relative_error  # noqa: E402
 from trace_models import (  # noqa: E402
     TRACES,
@@ -93,8 +98,8 @@ def test_the_data_states_its_licence() -> None:
 @pytest.mark.parametrize("name", ["minilm", "tiny"])
 def test_inputs_are_the_same_in_every_process_and_padded(name: str) -> None:
     workload = WORKLOADS[name]()
-    ids, mask = workload.inputs((4, 50), "cpu", torch.bfloat16)
-    again = workload.inputs((4, 50), "cpu", torch.float32)
+    ids, mask = workload.inputs((4, 50), torch.bfloat16)
+    again = workload.inputs((4, 50), torch.float32)
     assert torch.equal(ids, again[0])
     assert torch.equal(mask, again[1])
     assert mask.sum(1)[0] == 50
@@ -103,7 +108,7 @@ def test_inputs_are_the_same_in_every_process_and_padded(name: str) -> None:
 
 
 def test_images_are_channels_last_and_in_the_type() -> None:
-    (image,) = WORKLOADS["resnet"]().inputs((2, 160, 192), "cpu", torch.bfloat16)
+    (image,) = WORKLOADS["resnet"]().inputs((2, 160, 192), torch.bfloat16)
     assert image.shape == (2, 3, 160, 192)
     assert image.dtype == torch.bfloat16
     assert image.is_contiguous(memory_format=torch.channels_last)
@@ -136,6 +141,21 @@ def test_the_llama_block_is_that_of_its_definition() -> None:
     changed[:, 3:] = 7.0
     torch.testing.assert_close(block(x)[:, :3], block(changed)[:, :3])  # causal
     assert not torch.allclose(block(x)[:, 3:], block(changed)[:, 3:])
+
+
+def test_inputs_are_drawn_once_and_new_every_time() -> None:
+    drawn: list[Request] = []
+
+    def draw(request: Request, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        drawn.append(request)
+        return (torch.ones(request, dtype=dtype),)
+
+    setting = small(Tokenwise, draw, "mask")
+    (first,), (second,) = setting.inputs((2, 3)), setting.inputs((2, 3))
+    first.zero_()
+    assert bool((second == 1).all())
+    assert bool((setting.inputs((2, 3))[0] == 1).all())
+    assert drawn == [(2, 3)]
 
 
 # Systems ------------------------------------------------------------------------------------------
@@ -206,6 +226,27 @@ def test_marked_dims_are_compiled_ahead_once_for_each_size_of_one(tiny: Setting)
     assert Marked(tiny)._examples() == [(2, 13), (1, 13)]
     unit = dataclasses.replace(tiny, requests=[(2, 5), (2, 9), (3, 1)])
     assert Marked(unit)._examples() == [(2, 5), (2, 1)]
+
+
+def test_the_floor_has_the_programs_kernels_with_parameters_by_value() -> None:
+    setting = setting_of(WORKLOADS["tiny"](), torch.bfloat16)
+    workload = setting.workload
+
+    def build() -> GpuCode:
+        inputs, shapes = setting.inputs(example(workload)), dynamic_shapes(workload)
+        with torch.no_grad(), Progress() as progress:
+            imported = importer.import_model(setting.model, inputs, None, dynamic_shapes=shapes)
+            code = pipeline.build(imported, CompileOptions(), progress, "cuda:sm_90a:h200").gpu
+        assert code is not None
+        return code
+
+    with parameters_by_value():
+        queued = build()
+    program = build()
+    assert queued.graph is None
+    assert program.graph is not None
+    assert [v.schedule for v in queued.variants] == [v.schedule for v in program.variants]
+    assert all(variant.entry.interface.programmatic for variant in queued.variants)
 
 
 def test_there_is_no_floor_on_a_cpu(tiny: Setting) -> None:
@@ -397,23 +438,30 @@ def test_figures_of_a_record() -> None:
     assert "summary" not in empty
 
 
+def floor_row(request: list[int], equal: bool, **queued_us: float) -> dict[str, Any]:
+    alone = {f"{name}_alone_us": us + 20 for name, us in queued_us.items()}
+    queued = {f"{name}_queued_us": us for name, us in queued_us.items()}
+    return {"request": request, "equal": equal, **alone, **queued}
+
+
 FLOOR = {
     "floor": {
         "rows": [
-            {"request": [1, 1], "program_queued_us": 105.0, "graph_queued_us": 100.0,
-             "program_alone_us": 150.0, "graph_alone_us": 100.0},
-            {"request": [2, 1], "program_queued_us": 240.0, "graph_queued_us": 200.0,
-             "program_alone_us": 240.0, "graph_alone_us": 200.0},
+            floor_row([1, 1], True, program=105.0, captured=105.0, exact=100.0),
+            floor_row([2, 1], False, program=240.0, captured=300.0, exact=200.0),
         ]
     }
-}  # fmt: skip
+}
 
 
 def test_tables_and_criteria(tmp_path: Path) -> None:
     systems = {
         "eager": record_of([400.0, 2.0, 2.0], [1.0, 2.0, 4.0]),
         "shapejit": record_of(
-            [0.4, 0.5, 0.9], [0.25, 0.5, 1.0], fresh={"first_us": [2], "second_us": [1]}
+            [0.4, 0.5, 0.9],
+            [0.25, 0.5, 1.0],
+            fresh={"first_us": [2], "second_us": [1]},
+            queued_cpu_us=41.0,
         ),
         "floor": FLOOR,
         "buckets": {"not_applicable": "no mask"},
@@ -423,12 +471,15 @@ def test_tables_and_criteria(tmp_path: Path) -> None:
     text = table(systems)
     assert "4.00 (4.00 to 4.00)" in text
     assert "no mask" in text
-    assert "ours / floor, queued: 1.122, worst 1.200, 1 of 2 above 1.10" in text
+    assert "ours / exact graph, queued: 1.122, worst 1.200, 1 of 2 above 1.10" in text
+    assert "ours / captured graph, queued: 0.894, worst 1.000, 0 of 2 above 1.10" in text
+    assert "results of the graphs DIFFER at [[2, 1]]" in text
     held = {what: holds for what, _, _, holds in criteria(systems)}
     assert held["warm p50, ms"] is False
-    assert held["ours / floor, worst"] is False
+    assert held["ours / exact-shape graph, worst"] is False
     assert held["calls over 10 ms"] is True
-    assert held["CPU time a call, us"] is True
+    assert held["CPU time a call, us, one at a time"] is True
+    assert held["CPU time a call, us, queued"] is False
     assert held["new shape / second time, median"] is False
     assert held["error / eager's, 100 random shapes"] is None
     assert held["best peer's p50 / ours (eager)"] is True

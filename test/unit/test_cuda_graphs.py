@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,15 +112,31 @@ def check_launch(
     assert launch.entry.decode() == variant.name[:63]
     assert launch.parameters == 1
     interface = variant.entry.interface
+    kernel = graphs(one).kernels[place]
+    assert launch.grid[0] == grid_of(one, number, count) * interface.cluster
     address = int.from_bytes(launch.parameter(0, 8), "little")
     found = parameters(interface, ctypes.string_at(address, interface.block_bytes))
     space = ctypes.create_string_buffer(interface.block_bytes + 64)
     entry = -(-ctypes.addressof(space) // 64) * 64
     values = [Expr.parse(v).evaluate(symbols=[count]) for v in interface.values]
-    kernel = graphs(one).kernels[place]
     kernel.fill_block(operands, values, entry, 256 if kernel.workspace_bytes else None)
     expected = parameters(interface, ctypes.string_at(entry, interface.block_bytes))
     assert found == expected
+
+
+def grid_of(one: FakeProgram, number: int, count: int) -> int:
+    """The clusters of a launch: no more than the region's largest size has work for."""
+    code = one.program.artefacts.gpu
+    assert code is not None
+    starts = {bucket.lower[0] for kernel in code.kernels for bucket in kernel.buckets}
+    following = [start for start in starts if start > count]
+    most = min(following) - 1 if following else code.kernels[0].buckets[-1].upper[0]
+    assert most is not None
+    place, variant = variant_at(one, number, count)
+    interface = variant.entry.interface
+    values = [Expr.parse(v).evaluate(symbols=[most]) for v in interface.values]
+    units = math.prod(-(-values[value] // tile) for value, tile in interface.grid.tiles)
+    return min(units, graphs(one).kernels[place].resident_ctas // interface.cluster)
 
 
 def check_call(one: FakeProgram, x: Tensor, *, graph: bool = True) -> None:
@@ -146,9 +163,7 @@ def check_call(one: FakeProgram, x: Tensor, *, graph: bool = True) -> None:
 
 def arena_of(one: FakeProgram) -> int:
     """The address of the arena that the stream's last call had."""
-    idle = graphs(one)._arenas._idle[one.streams.handle]
-    address: int = idle[-1].data_ptr()
-    return address
+    return graphs(one)._arenas._arenas[one.streams.handle].address
 
 
 # Calls --------------------------------------------------------------------------------------------
@@ -322,7 +337,7 @@ def test_a_failed_call(mine: FakeProgram) -> None:
     mine.fake.controls.fakeFail(b"cuGraphLaunch", 700, 0)
     with pytest.raises(DriverCallError, match=r"ILLEGAL_ADDRESS"):
         mine.program(rows(3))
-    assert mine.program._execution.arena_bytes == 4096, "the arena came back"
+    assert mine.program._execution.arena_bytes == 4096
     check_call(mine, rows(3))
 
 
@@ -427,6 +442,8 @@ def test_damaged_programs(
         (lambda g: g["launches"][0][2].pop(), "has other variants than that"),
         (lambda g: g["regions"][0][0].__setitem__(0, 99), "has no variant of gemm0"),
         (lambda g: g["regions"][0][0].pop(), "zip"),
+        (lambda g: g["regions"][0][1].pop(), "zip"),
+        (lambda g: g["regions"][0][1].__setitem__(0, -1), "has -1 units of gemm0"),
         (lambda g: g.__setitem__("call_words", 99), "not 99 of a call"),
         (lambda g: g["order"].append(99), "one that is not there"),
     ],

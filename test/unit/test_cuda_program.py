@@ -114,9 +114,9 @@ def check_call(one: FakeProgram, x: Tensor) -> None:
     up_weight, up_bias, down_weight, down_bias = one.program.all_weights()
     execution_ = one.program._execution
     assert isinstance(execution_, GpuExecution)
-    [[arena]] = execution_._arenas._idle.values()
+    arena = execution_._arenas._arenas[one.streams.handle]
     addresses = [t.data_ptr() for t in (x, up_weight, up_bias)]
-    middle = arena.data_ptr()
+    middle = arena.address
     count = x.shape[0]
     assert parts(up) == expected(one, 0, [*addresses, middle], count)
     addresses = [middle, *(t.data_ptr() for t in (down_weight, down_bias, x, y))]
@@ -181,6 +181,13 @@ def test_a_weight_at_another_address_is_seen(mine: FakeProgram) -> None:
         saved = weight.data
         weight.data = weight.data.clone()
         assert weight.data_ptr() != old
+        held = mine.program._weights.last.storages
+        assert old in {storage.data_ptr() for storage in held}, (
+            "what is queued at first may read it"
+        )
+        launches = mine.launches(lambda: mine.program(rows(3)))
+        assert [launch.entry for launch in launches[:2]] == [x.entry for x in launches[2:]]
+        assert old not in {storage.data_ptr() for storage in mine.program._weights.last.storages}
         check_call(mine, rows(3))
     finally:
         weight.data = saved
@@ -203,7 +210,7 @@ def test_a_failed_launch_ends_the_call(mine: FakeProgram) -> None:
         mine.program(rows(3))
     assert "3" in str(raised.value)
     assert mine.fake.launches == before + 1, "the kernel before it was queued"
-    assert mine.program._execution.arena_bytes == 4096, "the arena came back"
+    assert mine.program._execution.arena_bytes == 4096
     check_call(mine, rows(3))
 
 
@@ -218,7 +225,7 @@ def test_each_stream_has_an_arena_of_its_own(mine: FakeProgram) -> None:
         mine.streams.handle = handle
         launches = mine.launches(lambda: mine.program(rows(5)))
         assert [launch.stream for launch in launches] == [handle] * 2
-    assert list(execution_._arenas._idle) == streams
+    assert list(execution_._arenas._arenas) == streams
     assert execution_.arena_bytes == 2 * 4096
     mine.streams.handle = 0
     for handle in streams:

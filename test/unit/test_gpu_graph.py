@@ -115,8 +115,10 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def program(fake: Fake) -> Program:
-    return Program(fake)
+def program(fake: Fake) -> Iterator[Program]:
+    program = Program(fake)
+    yield program
+    program.graph.wait()  # the next test's failures are not for this one's graphs
 
 
 def test_a_region_is_asked_for_when_it_is_first_needed(fake: Fake, program: Program) -> None:
@@ -148,6 +150,21 @@ def test_calls_go_to_the_graph_once_it_is_there(fake: Fake, program: Program) ->
     assert (use.stream_calls, use.graph_calls, use.captured_calls) == (1, 2, 0)
     assert (use.regions, use.instances, use.graphs, use.bindings) == (1, 1, 1, 1)
     assert use.patches == 2 + 2 + 1  # maps, sizes, the pointer to the arena, not the weight's
+
+
+def test_grids(fake: Fake, program: Program) -> None:
+    """A region says how many CTAs its launches can have work for."""
+    launches = [
+        GraphLaunch(program.kernel, (1, 2), (0, 3), ctas=5),
+        GraphLaunch(program.kernel, (2, 4), (0, 3), ctas=1000),
+    ]
+    program.graph._launches = lambda region: launches
+    for _ in range(2):
+        program.run(7)
+        program.graph.wait()
+        count = fake.launches
+        grids = [fake.controls.fakeLaunchAt(count - 2 + i)[0].grid[0] for i in (0, 1)]
+        assert grids == [5, program.kernel.resident_ctas]
 
 
 def test_graphs_can_be_made_ahead(fake: Fake, program: Program) -> None:

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_int64, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlir.ir as ir
@@ -50,7 +49,7 @@ from unit.fake_cuda import Fake
 
 def test_capacities() -> None:
     assert [capacity(words) for words in (0, 32, 33, 500, 2048)] == [32, 32, 128, 512, 2048]
-    with pytest.raises(ValueError, match="2049 words .* there can be 2048"):
+    with pytest.raises(ValueError, match=r"2049 words .* there can be 2048"):
         capacity(2049)
 
 
@@ -226,7 +225,9 @@ class _Program:
         """Addresses of table, block and zeros, and number of records, of the last call."""
         head = self._fake.controls.fakeLaunchAt(self._fake.launches - 1 - _KERNELS)[0]
         assert head.entry == b"head_32"
-        assert head.grid[0] == max(1, -(-int.from_bytes(head.parameter(3, 4), "little") // THREADS))
+        assert head.grid[0] == max(
+            1, -(-int.from_bytes(head.parameter(3, 4), "little") // (THREADS // 32))
+        )
         sizes = (8, 8, 8, 4)
         return [int.from_bytes(head.parameter(i, n), "little") for i, n in enumerate(sizes)]
 
@@ -269,7 +270,7 @@ def _simulated(
             warp.steps = function.start(warp, arguments)
             return warp
 
-        machine.run(max(1, -(-count // THREADS)), 1, start, THREADS // 32)
+        machine.run(max(1, -(-count // (THREADS // 32))), 1, start, THREADS // 32)
     assert not machine.__dict__.get("unreleased_maps"), "a map that was changed and not released"
     after = memory.read(places["block"], len(before)).tobytes()
     return after, {offset: machine.tensor_maps[place] for offset, place in maps.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 
+import mlir.ir as ir
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reference.hopper.memory import SimulationError
+from shapejit import ir as sir
 from shapejit.passes.gpu_loops.evaluate import Evaluator
+from shapejit.passes.gpu_loops.phases import Points, phases
+from shapejit.passes.gpu_loops.points import visit_order
+from shapejit.passes.gpu_loops.problem import loop_problem
 from unit import gpu_loop_samples as samples
 from unit.cpu_kernels import DTYPES, access, assert_close, examples, tensor
 from unit.gpu_loop_samples import FLOATS, Sample, assert_near, values
@@ -215,6 +220,44 @@ def test_leftover_view(m: int, n: int) -> None:
     x = values("f32", m, n * 6)
     [y] = leftover_view()([x], m, n)
     assert torch.equal(y, x.view(m, n, 2, 3).transpose(1, 2))
+
+
+def transposition(element: str) -> str:
+    """[s0, s1, 3] to [s1, 3, s0]."""
+    x, y = tensor(element, "s0", "s1", 3), tensor(element, "s1", 3, "s0")
+    return f"""
+        shapejit.kernel @k symbols 2 (%x: {x}) {{
+          %0 = shapejit.view %x at {access(3, "d2, d0, d1")} : {x} -> {y}
+          shapejit.yield %0 : {y}
+        }}"""
+
+
+@functools.cache
+def transposed(element: str) -> GpuKernel:
+    return GpuKernel(transposition(element))
+
+
+@pytest.mark.parametrize("element", ["bf16", "i64"])
+@examples(6)
+@given(m=SIZES, n=st.integers(0, 20))
+def test_transposition(element: str, m: int, n: int) -> None:
+    x = values(element, m, n, 3)
+    [y] = transposed(element)([x], m, n)
+    assert torch.equal(y, x.permute(1, 2, 0))
+
+
+def test_warps_read_along_what_is_contiguous() -> None:
+    """A thread's 8 elements are 3 * s1 apart, so that the lanes' first ones are neighbours."""
+    text = str(transposed("bf16")._gpu_module)
+    _, vectors, _ = text.split("scf.for")
+    assert vectors.count("ld.global.b16") == 8
+    assert vectors.count("st.global.v4.b32") == 1
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(transposition("bf16"))
+        problem = loop_problem(sir.kernels(module)["k"])
+        [phase] = phases(problem)
+        assert isinstance(phase, Points)
+        assert visit_order(problem, phase) == [2, 0, 1]
 
 
 def test_result_written_twice() -> None:
@@ -513,6 +556,27 @@ def test_nothing_is_touched_before_the_wait() -> None:
         assert "st.global" not in before
         assert "ld.global" in after
         assert "st.global" in after
+
+
+def test_divisions_are_as_exact_as_their_results_need() -> None:
+    """Within 2 units of f32 where bf16 is stored; rounded to nearest where bits may show."""
+    assert "div.full.f32" in lowered(softmax("bf16")).ptx().ptx
+    assert "div.rn.f32" not in lowered(softmax("bf16")).ptx().ptx
+    assert "div.full.f32" not in lowered(softmax("f32")).ptx().ptx
+    x = tensor("bf16", "s0")
+    floor = GpuKernel(f"""
+        shapejit.kernel @k symbols 1 (%x: {x}, %y: {x}) {{
+          %0 = shapejit.loop over [s0]
+              ins(%x at {access(1, "d0")} : {x}, %y at {access(1, "d0")} : {x})
+              outs({access(1, "d0")} : {x}) {{
+          ^bb0(%v: bf16, %u: bf16):
+            %1 = arith.divf %v, %u : bf16
+            %2 = math.floor %1 : bf16
+            shapejit.yield %2 : bf16
+          }}
+          shapejit.yield %0 : {x}
+        }}""")
+    assert "div.rn.f32" in floor.ptx().ptx
 
 
 def test_what_all_rows_share_is_loaded_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapejit.passes.buckets.samples import spread_samples
+from shapejit.passes.buckets.samples import Samples, spread_samples
 from shapejit.passes.host.dispatches import Bucket, Dispatch
 from shapejit.passes.host.regions import MOST_CELLS, BoundLaunch, Regions
 from shapejit.passes.host.words import Address, WordTable, is_fixed
@@ -91,7 +91,7 @@ def test_variants_of_regions(launches: list[BoundLaunch]) -> None:
 def test_samples_of_regions(launches: list[BoundLaunch]) -> None:
     regions = Regions.of(launches)
     every = np.array(list(itertools.product(BATCHES, TOKENS)), dtype=np.int64)
-    samples = regions.first_samples({0: every[:, 0], 1: every[:, 1]})
+    samples = regions.first_samples(Samples({0: every[:, 0], 1: every[:, 1]}, complete=True))
     counts = [region_of(regions, (int(b), int(t))) for b, t in every]
     assert set(samples) == set(counts)
     for region, values in samples.items():
@@ -105,7 +105,7 @@ def test_without_free_sizes() -> None:
     launch = BoundLaunch(Dispatch("k", (), (Bucket((), (), "only", ""),)), ())
     regions = Regions.of([launch, launch])
     assert (regions.axes, regions.of_cell, regions.variants) == ((), (0,), ((0, 0),))
-    assert regions.first_samples({}) == {0: {}}
+    assert regions.first_samples(Samples({}, complete=True)) == {0: {}}
 
 
 def test_constant_sizes_are_no_axes() -> None:
@@ -126,7 +126,12 @@ def test_too_many_cells() -> None:
 def samples(text: str) -> dict[int, list[int]]:
     with ir.Context():
         found = spread_samples(ir.Module.parse(text))
-    return {symbol: column.tolist() for symbol, column in found.items()}
+    return {symbol: column.tolist() for symbol, column in found.values.items()}
+
+
+def is_complete(text: str) -> bool:
+    with ir.Context():
+        return spread_samples(ir.Module.parse(text)).complete
 
 
 def test_few_combinations_are_all_looked_at() -> None:
@@ -166,6 +171,32 @@ def test_wide_ranges_are_spread() -> None:
 
 def test_no_symbols() -> None:
     assert samples("") == {}
+    assert is_complete("")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "expected"),
+    [
+        ("min = 3, max = 500", True),
+        ("min = 8, max = 64000, divisor = 8", True),
+        ("min = 3, max = 70000", False),
+        ("min = 3", False),
+    ],
+)
+def test_completeness(symbol: str, expected: bool) -> None:
+    assert is_complete(f"shapejit.symbol @a {{id = 0, {symbol}}}") is expected
+
+
+@given(programs())
+def test_the_most_in_each_region(launches: list[BoundLaunch]) -> None:
+    regions = Regions.of(launches)
+    every = list(itertools.product(BATCHES, TOKENS))
+    columns = np.array(every, dtype=np.int64)
+    samples = Samples({0: columns[:, 0], 1: columns[:, 1]}, complete=True)
+    most = regions.most(samples.evaluate(S0 * S1), samples)
+    for number, found in enumerate(most):
+        inside = [b * t for b, t in every if region_of(regions, (b, t)) == number]
+        assert found == max(inside, default=0)
 
 
 # Words --------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import itertools
 import random
 
 import mlir.ir as ir
-import numpy as np
 import pytest
 
 from shapejit import ir as sir
@@ -67,31 +66,43 @@ def test_every_size_has_one_bucket(name: str) -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_variants_are_few_and_known(name: str) -> None:
     attention, bounds = PROBLEMS[name]
-    _, buckets = chosen(attention, bounds)
-    variants = {variant for _, _, variant, _ in buckets}
-    known = {str(each) for group in choice.CANDIDATES.values() for each in group}
-    assert 1 <= len(variants) <= 3
-    assert variants <= known
-    assert all(" us" in reason for _, _, _, reason in buckets)
+    axes, buckets = chosen(attention, bounds)
+    known = {str(each) for pair in choice.PAIRS.values() for each in (pair.few, pair.many)}
+    assert {variant for _, _, variant, _ in buckets} <= known
+    assert len(buckets) == 1 + len(axes) <= 2
+
+
+def test_rows_are_the_axis() -> None:
+    """As those of the products before and after it; the breakpoint is where places run out."""
+    axes, buckets = chosen(*PROBLEMS["MiniLM"])
+    assert axes == [Expr.parse("s0 * s1")]
+    pair = choice.PAIRS[32]
+    [(low, last, few, _), (first, high, many, _)] = buckets
+    assert (low, high) == ((3,), (32 * 256,))
+    assert (few, many) == (str(pair.few), str(pair.many))
+    places = H200.multiprocessors * pair.few.workers * pair.few.ctas
+    assert last[0] is not None
+    assert last[0] * 12 // 64 == places
+    assert first == (last[0] + 1,)
+
+
+def test_a_kernel_whose_sizes_need_no_choice() -> None:
+    attention, _ = PROBLEMS["MiniLM"]
+    for bounds, expected in (
+        ({0: (1, 1), 1: (1, 512)}, choice.PAIRS[32].few),
+        ({0: (64, 128), 1: (128, 512)}, choice.PAIRS[32].many),
+    ):
+        axes, [(lower, upper, variant, _)] = chosen(attention, bounds)
+        assert (axes, lower, upper, variant) == ([], (), (), str(expected))
 
 
 def test_names_of_schedules() -> None:
-    for group in choice.CANDIDATES.values():
-        for schedule in group:
+    for pair in choice.PAIRS.values():
+        for schedule in (pair.few, pair.many):
             assert AttentionSchedule.parse(str(schedule)) == schedule
     for name in ("", "tiles_64x64", "tiles_100x64_c1", "tiles_64x48_c1", "tiles_256x64_g2_c1"):
         with pytest.raises(ValueError, match="names no attention schedule"):
             AttentionSchedule.parse(name)
-
-
-def test_the_model_counts_rounds() -> None:
-    """As many tiles as fit at once take one round; one more takes a second one."""
-    schedule, rates = choice.CANDIDATES[32][0], choice._RATES[32]
-    fits = H200.multiprocessors * schedule.ctas
-    heads = np.array([fits, fits + 1])
-    ones = np.ones(2)
-    one, two = choice.predict(schedule, rates, H200, heads, ones, ones) - rates.start
-    assert two >= 1.2 * one
 
 
 def test_kernels_that_are_refused() -> None:

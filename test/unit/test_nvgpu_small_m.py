@@ -192,9 +192,38 @@ def test_two_ctas_where_they_fit() -> None:
     assert lowered(Gemm(), "small_m_64x64x64_s12_w1_r2").interface.grid.ctas_per_sm == 1
 
 
-@pytest.mark.parametrize(("n", "promotion"), [(4096, 256), (8192, 128), (None, 256)])
-def test_many_tiles_of_weights_are_streamed(n: int | None, promotion: int) -> None:
-    interface = lowered(Gemm(sizes=(("n", n),) if n else ()), ALONE).interface
+def test_rings_in_a_graph_leave_room_for_the_next_kernel() -> None:
+    """As few stages as K has, half of a multiprocessor's shared memory; the same grid."""
+    schedule, stage = "small_m_64x16x64_s16_w1", (64 + 16) * 64 * 2
+    alone = lowered(Gemm(), schedule, block=True).interface
+    beside = lowered(Gemm(), schedule, block=True, ahead=True).interface
+    assert beside.grid.ctas_per_sm == alone.grid.ctas_per_sm == 1
+    assert 2 * (beside.shared_bytes + 2048) <= 228 * 1024 < 2 * (beside.shared_bytes + stage + 2048)
+    short = lowered(Gemm(sizes=(("k", 384),)), schedule, block=True, ahead=True).interface
+    assert alone.shared_bytes - short.shared_bytes == (16 - 384 // 64) * stage
+    split = lowered(Gemm(sizes=(("k", 1024),)), schedule + "_k4", block=True, ahead=True).interface
+    assert split.shared_bytes < short.shared_bytes
+    wide = [
+        lowered(Gemm(), "small_m_128x96x64_s7_w2", block=True, ahead=ahead).interface.shared_bytes
+        for ahead in (False, True)
+    ]
+    assert wide[0] == wide[1]  # three stages would be too few
+
+
+@pytest.mark.parametrize("k", [24, 64, 136, 384])
+def test_rings_as_short_as_k(k: int) -> None:
+    for schedule in ("small_m_64x16x64_s6_w1", "small_m_64x16x64_s6_w1_k2"):
+        gemm = Gemm(sizes=(("k", k),))
+        check(gemm, schedule, 40, 192, k, block=True, ahead=True, multiprocessors=2)
+
+
+@pytest.mark.parametrize(
+    ("n", "mark", "promotion"),
+    [(4096, "", 256), (8192, "", 128), (None, "", 256), (None, "_once", 128), (4096, "_once", 256)],
+)
+def test_many_tiles_of_weights_are_streamed(n: int | None, mark: str, promotion: int) -> None:
+    """What is known of n counts, and else what the schedule says."""
+    interface = lowered(Gemm(sizes=(("n", n),) if n else ()), ALONE + mark).interface
     lhs, weights, result = range(3)
     maps = [map_ for map_ in interface.parameters if isinstance(map_, TensorMap)]
     assert {map_.promotion for map_ in maps if map_.operand == weights} == {promotion}

@@ -8,6 +8,7 @@ import copy
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shapejit import program as program_module
 from shapejit import report
-from shapejit.arena import ArenaError, ArenaPool
+from shapejit.arena import ArenaError, ArenaPool, StreamArenas
 from shapejit.artefacts import (
     ConstantOutput,
     Derivation,
@@ -390,7 +392,7 @@ def test_threads_see_a_weight_that_changed() -> None:
 
 
 def test_arenas_are_reused_grown_and_bounded() -> None:
-    pool = ArenaPool(CPU, limit=2)
+    pool = ArenaPool(limit=2)
     first = pool.acquire(100)
     assert (first.numel(), first.data_ptr() % 64) == (4096, 0)
     pool.release(first)
@@ -419,24 +421,45 @@ def test_an_arena_comes_back_from_a_call_that_fails(monkeypatch: pytest.MonkeyPa
     assert execution._arenas._lent == 0
 
 
-def test_arenas_of_streams_are_apart() -> None:
-    pool = ArenaPool(CPU, limit=2)
-    first, second = pool.acquire(10, stream=1), pool.acquire(10, stream=2)
-    pool.release(first, stream=1)
-    pool.release(second, stream=2)
-    assert pool.acquire(10, stream=1) is first
-    assert pool.acquire(10, stream=1) is not second, "what stream 2 does may not be over"
-    assert pool.acquire(10, stream=2) is second
-    for stream in (3, 2, 1):
-        pool.release(pool.acquire(10, stream), stream)
-    assert list(pool._idle) == [2, 1], "the stream used longest ago gives its arena up"
+def test_arenas_of_streams() -> None:
+    arenas = StreamArenas(CPU, limit=2)
+    first = arenas.of(1, 10)
+    assert (first.size, first.address) == (4096, first.memory.data_ptr())
+    assert arenas.of(1, 4096) is first, "a stream runs one call after the other"
+    second = arenas.of(2, 10)
+    assert second.address != first.address, "what another stream does may not be over"
+    larger = arenas.of(1, 1_000_000)
+    assert 1_000_000 <= larger.size <= 1_125_000
+    assert arenas.of(1, 10) is larger
+    assert arenas.bytes == larger.size + 4096, "the smaller one is given back"
+    arenas.of(3, 10)
+    assert arenas.bytes == larger.size + 4096
+    assert arenas.of(1, 10) is larger
+    assert arenas.of(2, 10) is not second, "the stream that came first gives its arena up"
 
 
-def test_no_memory_for_an_arena() -> None:
-    pool = ArenaPool(CPU)
+@pytest.mark.parametrize("allocate", [ArenaPool().acquire, lambda n: StreamArenas(CPU, 2).of(0, n)])
+def test_no_memory_for_an_arena(allocate: Callable[[int], Any]) -> None:
     with pytest.raises(ArenaError):
-        pool.acquire(1 << 60)
-    assert pool.bytes == 0
+        allocate(1 << 60)
+
+
+def test_what_sizes_come_to_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a bound, beyond which it is worked out again."""
+    monkeypatch.setattr(program_module, "_MOST_REMEMBERED", 3)
+    program = sample_program()
+    planned: list[int] = []
+    plan = program._execution.plan
+
+    def count(symbols: Any, out: Any) -> None:
+        planned.append(symbols[0])
+        plan(symbols, out)
+
+    monkeypatch.setattr(program._execution, "plan", count)
+    for batch in (1, 2, 3, 1, 2, 3, 4, 4, 1):
+        check(program, sample_weights(), *sample_inputs(batch, 2))
+    assert planned == [1, 2, 3, 4, 1]
+    assert program.stats().distinct_shapes == 4
 
 
 # Counting.

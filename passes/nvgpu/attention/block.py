@@ -37,11 +37,11 @@ class Placed:
 
     Attributes:
         tile: its layout.
-        offset: in shared memory.
+        offset: in shared memory, i32.
     """
 
     tile: Tile
-    offset: int
+    offset: Num
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,26 @@ class BlockStep:
         for share in shares:
             # In flight behind these scores: those of later shares, and the sums of the last one.
             later = len(shares) - 1 - share + (share > 0)
-            scores = ptx.await_products(later, pending[share])
+            scores, _ = ptx.await_products(later, pending[share])
             start = add(first, share * schedule.share)
             scores = self._hide(scores, queries, start, self._words(words, share))
             update = self.softmax.weights(scores, state)
+            packed = self._packed(update.weights)
             if share > 0:
-                sums = ptx.await_products(len(shares) - 1 - share, sums)
-            sums = self._add(stage, share, update.weights, scaled(sums, update.factors))
+                ptx.compute_now(arith.addf(*update.totals))
+                sums, packed = ptx.await_products(len(shares) - 1 - share, sums, packed)
+            sums = self._add(stage, share, packed, scaled(sums, update.factors))
             state = State(update.maxima, update.totals, sums)
-        return State(state.maxima, state.totals, ptx.await_products(0, sums))
+        sums, _ = ptx.await_products(0, sums)
+        return State(state.maxima, state.totals, sums)
+
+    def _packed(self, weights: Sequence[Value]) -> list[Value]:
+        """Weights as a factor of the tensor cores: in pairs, i32."""
+        element = self.problem.element
+        return [
+            base_ptx.pack_halves(weights[i], weights[i + 1], element)
+            for i in range(0, len(weights), 2)
+        ]
 
     def _words(self, words: Sequence[Value], share: int) -> Sequence[Value]:
         each = len(words) // self.schedule.shares
@@ -118,17 +129,15 @@ class BlockStep:
         )
 
     def _add(
-        self, stage: Num, share: int, weights: Sequence[Value], sums: Sequence[Value]
+        self, stage: Num, share: int, packed: Sequence[Value], sums: Sequence[Value]
     ) -> list[Value]:
         """Starts to add the weighted values of a share to the sums."""
-        element = self.problem.element
-        packed = [
-            base_ptx.pack_halves(weights[i], weights[i + 1], element)
-            for i in range(0, len(weights), 2)
-        ]
-        columns = self._descriptor(self.values, stage, share, columns=True)
         return ptx.multiply_registers(
-            element, sums, packed, columns, self.values.tile.row_step(DEPTH)
+            self.problem.element,
+            sums,
+            packed,
+            self._descriptor(self.values, stage, share, columns=True),
+            self.values.tile.row_step(DEPTH),
         )
 
     def _descriptor(

@@ -4,19 +4,20 @@
 
 ::
 
-    for each tile of this CTA                 (batch, head, 64 or 128 queries)
+    for each tile of this worker              (batch, head, 64 to 256 queries)
       start to copy queries, first keys and values
       for each block of keys
-        wait for it; start to copy the next one into the other stage
+        wait for it; start to copy a later one into a stage that is free
         scores = queries * keys               wgmma, both in shared memory
         hide what is masked; softmax
         sums = sums * .. + weights * values   wgmma, weights in registers
       results = sums / totals
 
 Each warpgroup has 64 queries. It does all of a block's work alone, so that nothing but the arrival
-of a block is waited for together; what keeps the tensor cores busy during a softmax is another CTA
-on the same multiprocessor. With groups, warpgroups have the same queries and each a part of every
-block: then few queries are spread over more of the GPU, and the parts meet at the end (`exchange`).
+of a block is waited for together; what keeps the tensor cores busy during a softmax is another tile
+on the same multiprocessor, of another worker of the CTA or of another CTA. With groups, warpgroups
+have the same queries and each a part of every block: then few queries are spread over more of the
+GPU, and the parts meet at the end (`exchange`).
 
 The grid is persistent. In block form it is fixed when the graph is made; CTAs without a tile leave.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlir.dialects import arith, gpu
+from mlir.dialects import arith, gpu, nvvm
 
 from shapejit.gpu.interface import Grid, KernelInterface
 from shapejit.passes.nvgpu import ptx as base_ptx
@@ -44,12 +45,12 @@ from shapejit.passes.nvgpu.builder import (
     Num,
     Value,
     add,
-    and_,
     ceildiv,
     compare,
     constant,
     loop,
     mul,
+    select,
     sub,
     udiv,
     umax,
@@ -63,8 +64,6 @@ from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import publish_to_tma
 from shapejit.passes.nvgpu.target import WARPGROUP, Architecture
 from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
-
-_STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ def emit(request: AttentionRequest) -> KernelInterface:
 class _Kernel:
     def __init__(self, request: AttentionRequest) -> None:
         self._problem, self._schedule = request.problem, request.schedule
-        self._count = WARPGROUP * request.schedule.warpgroups
+        self._count = WARPGROUP * request.schedule.warpgroups  # threads of a worker
         self._function = KernelFunction(
             request.name,
             request.architecture,
-            threads=self._count,
+            threads=self._count * request.schedule.workers,
             block=request.block,
             ctas_per_sm=request.schedule.ctas,
             programmatic=request.programmatic,
@@ -117,16 +116,20 @@ class _Kernel:
         with function.body():
             function.launch_dependents()
             self._threads, units = Threads.read(), Units.read(1)
+            self._find_worker()
             self._allocate()
             self._plan()
+            # Tiles go to all first workers, then to all second ones.
+            first = add(units.unit, mul(self._worker, units.units))
+            step = mul(units.units, self._schedule.workers)
             # Known before the wait, also to LLVM, which would else compute it after that.
-            place = [base_ptx.unknown(value(each)) for each in self._place(units.unit)]
+            place = [base_ptx.unknown(value(each)) for each in self._place(first)]
             # All CTAs wait, also those without a tile: what comes after this kernel counts on it.
             function.await_predecessors()
-            with loop(units.unit, self._tiles, units.units, place) as tiles:
-                after = add(tiles.index, units.units)
-                batch, head, first = tiles.carried
-                tiles.next = list(map(value, self._tile(batch, head, first, after)))
+            with loop(first, self._tiles, step, place) as tiles:
+                after = add(tiles.index, step)
+                batch, head, query = tiles.carried
+                tiles.next = list(map(value, self._tile(batch, head, query, after)))
             grid = self._grid()
         return function.interface(grid, self._memory.bytes)
 
@@ -135,9 +138,26 @@ class _Kernel:
         tiles = ((batch, 1), (heads, 1), (queries, self._schedule.rows))
         return Grid(tiles, self._schedule.ctas)
 
+    def _find_worker(self) -> None:
+        """Which of the CTA's workers the thread belongs to, and its number there."""
+        self._worker: Num = 0
+        self._thread, self._warpgroup = self._threads.thread, self._threads.warpgroup
+        if self._schedule.workers > 1:
+            self._worker = udiv(self._warpgroup, self._schedule.warpgroups)
+            self._warpgroup = urem(self._warpgroup, self._schedule.warpgroups)
+            self._thread = urem(self._thread, self._count)
+
+    def _synchronize(self) -> None:
+        """A barrier of the worker."""
+        if self._schedule.workers == 1:
+            gpu.barrier()
+        else:
+            count = value(self._count)
+            nvvm.BarrierOp(None, barrierId=add(self._worker, 1), numberOfThreads=count)
+
     def _allocate(self) -> None:
-        """Shared memory, and who copies which part of it."""
-        problem, schedule, thread = self._problem, self._schedule, self._threads.thread
+        """Shared memory of a worker, and who copies which part of it."""
+        problem, schedule, thread = self._problem, self._schedule, self._thread
         self._memory = memory = SharedMemory(self._function.architecture)
         self._query_tile = Tile(schedule.rows, problem.head)
         self._key_tile = Tile(schedule.block, problem.head)
@@ -148,12 +168,21 @@ class _Kernel:
         if self._result_tile.width != self._query_tile.width:
             # Lines of one warp's results would lie in another one's queries.
             self._result_offset = memory.allocate(self._result_tile.bytes)
-        self._key_offset = memory.allocate(_STAGES * self._key_tile.bytes)
-        self._value_offset = memory.allocate(_STAGES * self._value_tile.bytes)
+        self._key_offset = memory.allocate(schedule.stages * self._key_tile.bytes)
+        self._value_offset = memory.allocate(schedule.stages * self._value_tile.bytes)
         behind = memory.bytes - self._key_offset
         missing = exchange_bytes(schedule, self._sums) - behind
         if missing > 0:
             memory.allocate(missing)
+        # The other workers' memory follows, each at the same distance.
+        if schedule.workers > 1:
+            span = memory.allocate(0)
+            memory.allocate(span * (schedule.workers - 1))
+            shift = mul(self._worker, span)
+            self._query_offset = add(shift, self._query_offset)
+            self._result_offset = add(shift, self._result_offset)
+            self._key_offset = add(shift, self._key_offset)
+            self._value_offset = add(shift, self._value_offset)
         self._copy_queries, self._copy_keys, self._copy_values = (
             TileCopy(memory, tile, thread, self._count)
             for tile in (self._query_tile, self._key_tile, self._value_tile)
@@ -168,42 +197,14 @@ class _Kernel:
         """What is the same for all tiles."""
         problem, schedule, function = self._problem, self._schedule, self._function
         blocks = schedule.rows // ROWS
-        warpgroup = self._threads.warpgroup
-        self._block = urem(warpgroup, blocks) if blocks > 1 else 0
-        self._group = udiv(warpgroup, blocks) if schedule.groups > 1 else 0
+        self._block = urem(self._warpgroup, blocks) if blocks > 1 else 0
+        self._group = udiv(self._warpgroup, blocks) if schedule.groups > 1 else 0
         self._fragment = Fragment.of(self._threads.warp, self._threads.lane)
-        self._limits = Limits(function, problem)
-        elements = self._key_mask = None
-        if problem.masks_keys:
-            assert problem.mask is not None
-            self._key_mask = KeyMask(
-                function, problem.mask, self._limits.keys, schedule.keys, self._threads.lane
-            )
-        elif problem.mask is not None:
-            elements = ElementMask(function, problem)
-        # The exponential's instruction multiplies by the scale, unless something is added between;
-        # the maximum of scaled scores is that of the scores only if the scale is positive.
-        is_scaled = problem.adds_mask or problem.scale <= 0
-        scale = 1.0 if is_scaled else problem.scale
-        self._softmax = Softmax(scale, is_scaled=is_scaled, polynomials=schedule.polynomials)
-        self._step = BlockStep(
-            problem,
-            schedule,
-            self._memory,
-            Placed(self._query_tile, self._query_offset),
-            Placed(self._key_tile, self._key_offset),
-            Placed(self._value_tile, self._value_offset),
-            self._block,
-            self._group,
-            self._limits,
-            self._key_mask,
-            elements,
-            self._softmax,
-        )
         batch, heads, queries, *_ = map(function.size, problem.space)
         self._heads, self._batches = heads, mul(batch, heads)
         self._row_tiles = ceildiv(queries, schedule.rows)
         self._tiles = mul(self._batches, self._row_tiles)
+        self._plan_block()
         self._store = ResultStore(
             self._memory,
             self._result_offset,
@@ -213,19 +214,51 @@ class _Kernel:
             problem.element,
         )
 
+    def _plan_block(self) -> None:
+        """What is done with a block of keys."""
+        problem, schedule, function = self._problem, self._schedule, self._function
+        self._limits = limits = Limits(function, problem)
+        self._key_mask: KeyMask | None = None
+        elements: ElementMask | None = None
+        if problem.mask is not None and problem.masks_keys:
+            self._key_mask = KeyMask(
+                function, problem.mask, limits.keys, schedule.keys, self._threads.lane
+            )
+        elif problem.mask is not None:
+            elements = ElementMask(function, problem)
+        # The exponential's instruction multiplies by the scale, unless something is added between;
+        # the maximum of scaled scores is that of the scores only if the scale is positive.
+        is_scaled = problem.adds_mask or problem.scale <= 0
+        scale = 1.0 if is_scaled else problem.scale
+        self._softmax = Softmax(scale, is_scaled=is_scaled)
+        self._step = BlockStep(
+            problem,
+            schedule,
+            self._memory,
+            Placed(self._query_tile, self._query_offset),
+            Placed(self._key_tile, self._key_offset),
+            Placed(self._value_tile, self._value_offset),
+            self._block,
+            self._group,
+            limits,
+            self._key_mask,
+            elements,
+            self._softmax,
+        )
+
     # A tile ---------------------------------------------------------------------------------------
 
     def _place(self, tile: Num) -> tuple[Num, Num, Num]:
-        """Batch, head, and number of the tile's first query."""
+        """Batch, head, and number of the tile's first query; of no use if there is no tile."""
         if self._limits.is_causal:
             # Late queries see more keys: those tiles come first.
-            turn = udiv(tile, self._batches)
+            turn = udiv(tile, umax(self._batches, 1))
             row = sub(sub(self._row_tiles, 1), turn)
             batch_head = sub(tile, mul(turn, self._batches))
         else:
-            batch_head = udiv(tile, self._row_tiles)
+            batch_head = udiv(tile, umax(self._row_tiles, 1))
             row = sub(tile, mul(batch_head, self._row_tiles))
-        batch = udiv(batch_head, self._heads)
+        batch = udiv(batch_head, umax(self._heads, 1))
         return batch, sub(batch_head, mul(batch, self._heads)), mul(row, self._schedule.rows)
 
     def _tile(self, batch: Num, head: Num, first: Num, after: Num) -> tuple[Num, Num, Num]:
@@ -244,22 +277,30 @@ class _Kernel:
         state = self._attend(mine, blocks)
         result = self._rows(problem.result, batch, head, 2)
         if schedule.groups > 1:
-            place = (self._threads.thread, value(self._block), self._group)
-            state = exchange(self._memory, self._key_offset, schedule, self._softmax, place, state)
+            place = (self._thread, value(self._block), self._group)
+            state = exchange(
+                self._memory,
+                self._key_offset,
+                self._synchronize,
+                schedule,
+                self._softmax,
+                place,
+                state,
+            )
             with when(compare("eq", self._group, 0)):
                 self._store.store(result, mine, self._softmax.results(state))
         else:
             self._store.store(result, mine, self._softmax.results(state))
-        gpu.barrier()  # before the next tile overwrites what others still read
+        self._synchronize()  # before the next tile overwrites what others still read
         return following
 
     def _rows(self, access: Access, batch: Num, head: Num, dim: int) -> Rows:
         count = self._function.size(self._problem.space[dim])
         return Rows(self._function, access, batch, head, count)
 
-    def _copy_block(self, block: Num) -> None:
-        """Starts to copy a block of keys and values into its stage."""
-        first, stage = mul(block, self._schedule.block), and_(block, 1)
+    def _copy_block(self, block: Num, stage: Num) -> None:
+        """Starts to copy a block of keys and values into a stage."""
+        first = mul(block, self._schedule.block)
         parts = (
             (self._copy_keys, self._keys, self._key_tile, self._key_offset),
             (self._copy_values, self._values, self._value_tile, self._value_offset),
@@ -274,42 +315,49 @@ class _Kernel:
     # Blocks of keys -------------------------------------------------------------------------------
 
     def _attend(self, queries: Queries, blocks: Num) -> State:
-        """What the queries see in all blocks.
+        """What the queries see in all blocks."""
+        ahead = self._schedule.stages - 1
+        loaded = self._begin_copies(queries, blocks)
+        state = State.initial(self._sums)
+        first, last = constant(0), constant(ahead)  # stages of this block and of the last one ahead
+        with loop(0, blocks, 1, [first, last, *loaded, *state.values]) as turns:
+            block, (stage, free, *carried) = turns.index, turns.carried
+            loaded, before = carried[: len(loaded)], carried[len(loaded) :]
+            ptx.await_copies(ahead - 1)
+            publish_to_tma()
+            # The block is there, and all have read the one whose stage the next copies take.
+            self._synchronize()
+            after = add(block, ahead)
+            with when(compare("slt", after, blocks)):
+                self._copy_block(after, free)
+            ptx.commit_copies()  # a group a turn, maybe of nothing, so that groups can be counted
+            words = self._key_mask.words if self._key_mask is not None else 0
+            further = self._load_mask(queries, after)
+            state = self._see(queries, block, uniform(stage), loaded[:words], State.of(before))
+            turns.next = [
+                self._next_stage(stage),
+                self._next_stage(free),
+                *loaded[words:],
+                *further,
+                *state.values,
+            ]
+        return State.of(turns.results[2 + len(loaded) :])
 
-        Each turn starts the copy of a block and multiplies the one before, so that there is one
-        piece of code for either: short sequences take about as long as their code takes to fetch.
-        """
-        initial = State.initial(self._sums)
-        nothing = [constant(0)] * self._mask_words
-        with loop(0, add(blocks, 1), 1, [*nothing, *initial.values]) as turns:
-            turn = turns.index
-            has_block = compare("sgt", turn, 0)
-            with when(has_block):
-                # Nothing is on its way now that the fence would wait for. After the barrier all
-                # have read what the next copies overwrite.
-                ptx.await_copies(0)
-                publish_to_tma()
-                gpu.barrier()
-            with when(compare("slt", turn, blocks)):
-                self._copy_block(turn)
-                ptx.commit_copies()
-            words = self._load_mask(queries, turn)
-            seen, before = (
-                turns.carried[: self._mask_words],
-                turns.carried[self._mask_words :],
-            )
-            multiplies = Branches(has_block, [each.type for each in before])
-            with multiplies.then() as given:
-                state = self._see(queries, sub(turn, 1), seen, State.of(before))
-                given.extend(state.values)
-            with multiplies.otherwise() as given:
-                given.extend(before)
-            turns.next = [*words, *multiplies.results]
-        return State.of(turns.results[self._mask_words :])
+    def _begin_copies(self, queries: Queries, blocks: Num) -> list[Value]:
+        """Starts to copy the first blocks; returns what was loaded of their masks."""
+        ahead = self._schedule.stages - 1
+        # Not unrolled: short sequences take about as long as their code takes to fetch.
+        count = base_ptx.unknown(constant(ahead)) if ahead > 1 else 1
+        with loop(0, count) as each:
+            ptx.keep_rolled()
+            with when(compare("slt", each.index, blocks)):
+                self._copy_block(each.index, each.index)
+            ptx.commit_copies()
+        return [word for block in range(ahead) for word in self._load_mask(queries, block)]
 
-    @property
-    def _mask_words(self) -> int:
-        return self._key_mask.words if self._key_mask is not None else 0
+    def _next_stage(self, stage: Value) -> Value:
+        after = add(stage, 1)
+        return select(compare("eq", after, self._schedule.stages), 0, after)
 
     def _first_key(self, block: Num) -> Num:
         """The first key of this warpgroup's part of a block."""
@@ -321,7 +369,9 @@ class _Kernel:
             return []
         return self._key_mask.load(queries.batch, queries.head, self._first_key(block))
 
-    def _see(self, queries: Queries, block: Num, loaded: Sequence[Value], state: State) -> State:
+    def _see(
+        self, queries: Queries, block: Num, stage: Value, loaded: Sequence[Value], state: State
+    ) -> State:
         """The state after a block; what no query of the warpgroup sees is left out."""
         first, words = self._first_key(block), []
         conditions = []
@@ -332,19 +382,14 @@ class _Kernel:
             most = self._limits.of_any(queries.first, ROWS)
             conditions.append(compare("slt", first, most))
         if not conditions:
-            return self._step.emit(queries, first, self._stage(block), words, state)
+            return self._step.emit(queries, first, stage, words, state)
         sees = conditions[0]
         for condition in conditions[1:]:
             sees = arith.andi(sees, condition)
         branches = Branches(sees, [each.type for each in state.values])
         with branches.then() as given:
-            after = self._step.emit(queries, first, self._stage(block), words, state)
+            after = self._step.emit(queries, first, stage, words, state)
             given.extend(after.values)
         with branches.otherwise() as given:
             given.extend(state.values)
         return State.of(branches.results)
-
-    @staticmethod
-    def _stage(block: Num) -> Value:
-        """The stage of a block, uniform, as descriptors have to be."""
-        return uniform(and_(block, 1))

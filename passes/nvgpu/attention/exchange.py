@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from mlir.dialects import gpu, llvm
+from collections.abc import Callable
+
+from mlir.dialects import llvm
 
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.softmax import Softmax, State
-from shapejit.passes.nvgpu.builder import Value, add, and_, compare, f32, mul, when
+from shapejit.passes.nvgpu.builder import Num, Value, add, and_, compare, f32, mul, when
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ROWS
@@ -29,7 +31,8 @@ def exchange_bytes(schedule: AttentionSchedule, sums: int) -> int:
 
 def exchange(
     memory: SharedMemory,
-    offset: int,
+    offset: Num,
+    synchronize: Callable[[], None],
     schedule: AttentionSchedule,
     softmax: Softmax,
     place: tuple[Value, Value, Value],
@@ -37,11 +40,12 @@ def exchange(
 ) -> State:
     """Brings the states of all groups together, for the threads of the first group.
 
-    Threads of one number in their warpgroups have the same rows and columns. All threads of the CTA
-    call it; what lies at the offset may be overwritten.
+    Threads of one number in their warpgroups have the same rows and columns. All threads of a
+    worker call it; what lies at the offset may be overwritten.
 
     Args:
         offset: of `exchange_bytes` bytes.
+        synchronize: a barrier of these threads.
         place: the thread's number, the number of its block of rows, and its group.
         state: of this thread's part.
 
@@ -53,13 +57,13 @@ def exchange(
     bytes_ = WARPGROUP * len(state.values) * _NUMBER_BYTES
     own = add(mul(rows, bytes_), mul(and_(thread, WARPGROUP - 1), _NUMBER_BYTES))
     start = add(own, offset)
-    gpu.barrier()
+    synchronize()
     with when(compare("ne", group, 0)):
         part = add(start, mul(add(group, -1), blocks * bytes_))
         for number, each in enumerate(state.values):
             target = memory.pointer(part, number * WARPGROUP * _NUMBER_BYTES)
             llvm.StoreOp(each, target, alignment=_NUMBER_BYTES)
-    gpu.barrier()
+    synchronize()
     for other in range(1, schedule.groups):
         part = add(start, (other - 1) * blocks * bytes_)
         values = [

@@ -51,15 +51,15 @@ class ResultStore:
 
     Attributes:
         memory: shared memory.
-        offset: of the tile's place in it. Each warp uses the lines of its own rows only.
-        tile: layout of the CTA's results.
+        offset: of the tile's place in it, i32. Each warp uses the lines of its own rows only.
+        tile: layout of the worker's results.
         threads: where the thread is.
         block: which 64 rows of the tile the warpgroup has, i32.
         element: of the results, 16 bits.
     """
 
     memory: SharedMemory
-    offset: int
+    offset: Num
     tile: Tile
     threads: Threads
     block: Num

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlir import ir
 from mlir.dialects import llvm
 
 from shapejit.passes.nvgpu.builder import Type, Value, f32, i32, i64, struct_of
@@ -67,6 +68,13 @@ def store_words(address: Value, words: Sequence[Value]) -> None:
 def keep_branch() -> None:
     """Nothing, in a branch that LLVM shall not turn into selects."""
     assembly(None, "// branch", "~{memory}", [], pure=False)
+
+
+def compute_now(number: Value) -> None:
+    """Computes an f32 that is never negative here, not later: ptxas moves what is before a wait for
+    products after it, but not over a branch."""
+    text = "{ .reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p nanosleep.u32 1; }"
+    assembly(None, text, "f,~{memory}", [number], pure=False)
 
 
 def keep_rolled() -> None:
@@ -170,14 +178,32 @@ def multiply_registers(
     return _unpack(assembly(type_, _block(lines), constraints, operands, pure=False), count)
 
 
-def await_products(pending: int, sums: Sequence[Value]) -> list[Value]:
-    """Waits until at most so many groups of products are in flight; gives the sums after that."""
-    count = len(sums)
-    ties = [str(number) for number in range(count)]
+def await_products(
+    pending: int, sums: Sequence[Value], before: Sequence[Value] = ()
+) -> tuple[list[Value], list[Value]]:
+    """Waits until at most so many groups of products are in flight.
+
+    Args:
+        pending: groups.
+        sums: what has arrived then.
+        before: words, i32, that are computed before the wait, not after it.
+
+    Returns:
+        The same sums and words, after the wait.
+    """
+    count, words = len(sums), len(before)
+    results = ["=f"] * count + ["=r"] * words
+    ties = [str(number) for number in range(count + words)]
     text = f"wgmma.wait_group.sync.aligned {pending};"
-    constraints = ",".join(["=f"] * count + ties + ["~{memory}"])
-    waited = assembly(struct_of(f32(), count), text, constraints, sums, pure=False)
-    return _unpack(waited, count)
+    types = ", ".join(["f32"] * count + ["i32"] * words)
+    type_ = ir.Type.parse(f"!llvm.struct<({types})>")
+    constraints = ",".join([*results, *ties, "~{memory}"])
+    waited = assembly(type_, text, constraints, [*sums, *before], pure=False)
+    after = [
+        llvm.extractvalue(each.type, waited, [number])
+        for number, each in enumerate([*sums, *before])
+    ]
+    return after[:count], after[count:]
 
 
 def global_address(pointer: Value) -> Value:

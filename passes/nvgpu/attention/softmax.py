@@ -21,14 +21,10 @@ from mlir import ir
 from mlir.dialects import arith, nvvm
 
 from shapejit.passes.nvgpu import ptx
-from shapejit.passes.nvgpu.builder import Value, constant, f32, i32, select
+from shapejit.passes.nvgpu.builder import Value, constant, f32, select
 
 _LOG2_E = math.log2(math.e)
 _INFINITY = math.inf
-# What is added to it rounds a number to an integer, in its last bits.
-_ROUNDING = 12582912.0
-# 2^x from -1/2 to 1/2, least relative error.
-_POWER = (0.05517167, 0.24261112, 0.69326099, 0.99992807)
 # Chains of additions or maxima that run side by side.
 _CHAINS = 4
 
@@ -60,18 +56,6 @@ def _combine(function: Callable[[Value, Value], Value], values: Sequence[Value])
     while len(chains) > 1:
         chains = [function(*chains[i : i + 2]) for i in range(0, len(chains), 2)]
     return chains[0]
-
-
-def _exp2_polynomial(exponent: Value) -> Value:
-    """2 to the power of an f32 from minus infinity to 0, to 1e-4 of it; 2^-126 below that."""
-    exponent = arith.maxnumf(exponent, number(-126.0))
-    shifted = arith.addf(exponent, number(_ROUNDING))
-    fraction = arith.subf(exponent, arith.subf(shifted, number(_ROUNDING)))
-    power = number(_POWER[0])
-    for coefficient in _POWER[1:]:
-        power = ptx.fused(power, fraction, number(coefficient))
-    whole = arith.shli(arith.bitcast(i32(), shifted), constant(23))
-    return arith.bitcast(f32(), arith.addi(arith.bitcast(i32(), power), whole))
 
 
 def _is(predicate: str, lhs: Value, rhs: Value) -> Value:
@@ -136,14 +120,11 @@ class Softmax:
     Args:
         scale: of the scores, in the exponent; 1 for scores that are scaled already.
         is_scaled: whether they are; an attribute too.
-        polynomials: one of so many weights is computed by a polynomial, since the unit for
-            exponentials is what the softmax waits for; 0 for none.
     """
 
-    def __init__(self, scale: float, *, is_scaled: bool, polynomials: int = 0) -> None:
+    def __init__(self, scale: float, *, is_scaled: bool) -> None:
         self._factor = number(scale * _LOG2_E)
         self.is_scaled = is_scaled
-        self._polynomials = polynomials
 
     def finite(self, maximum: Value) -> Value:
         """What is subtracted from a row's scores: 0 where none was seen, so that exponents of what
@@ -165,8 +146,7 @@ class Softmax:
         ]
         shifts = [self._shift(maximum) for maximum in maxima]
         weights = [
-            self._power(score, shifts[row_of(register)], self._is_polynomial(register))
-            for register, score in enumerate(scores)
+            self._power(score, shifts[row_of(register)]) for register, score in enumerate(scores)
         ]
         factors = [self._power(state.maxima[row], shifts[row]) for row in range(2)]
         totals = [
@@ -207,16 +187,13 @@ class Softmax:
         finite = self.finite(maximum)
         return finite if self.is_scaled else arith.negf(arith.mulf(finite, self._factor))
 
-    def _is_polynomial(self, register: int) -> bool:
-        return self._polynomials > 0 and register % self._polynomials == self._polynomials - 1
-
-    def _power(self, score: Value, shift: Value, is_polynomial: bool = False) -> Value:
+    def _power(self, score: Value, shift: Value) -> Value:
         """e to the power of a scaled score less the maximum."""
         if self.is_scaled:
             exponent = arith.mulf(arith.subf(score, shift), self._factor)
         else:
             exponent = ptx.fused(score, self._factor, shift)
-        return _exp2_polynomial(exponent) if is_polynomial else ptx.exp2_flushed(exponent)
+        return ptx.exp2_flushed(exponent)
 
     def results(self, state: State) -> list[Value]:
         """The weighted means; 0 for a row that has seen nothing."""

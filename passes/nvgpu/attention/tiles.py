@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Tiles of queries, keys and values: how they lie in shared memory, and how they get there.
 
-All threads of a CTA copy, 16 bytes at once (``cp.async``), each always the same part of a line:
+All threads of a worker copy, 16 bytes at once (``cp.async``), each always the same part of a line:
 there are no tensor maps to make, patch or fetch, which short sequences would spend their time on,
 and rows may start anywhere. Where rows are no multiples of 16 bytes apart or do not start at one,
-which a CTA finds out when it runs, elements are copied one by one.
+which a kernel finds out when it runs, elements are copied one by one.
 
 A line holds a row's elements, or 64 of its 128, swizzled as wgmma wants it. For queries and keys
 that is a K-major tile (products run along the head), for values one whose columns are neighbours
@@ -179,13 +179,13 @@ class Rows:
 
 
 class TileCopy:
-    """How the threads of a CTA fill a tile.
+    """How the threads of a worker fill a tile.
 
     Args:
         memory: shared memory.
         tile: its layout.
         thread: number of this thread, i32.
-        threads: of the CTA, all of which take part.
+        threads: how many there are; all take part.
     """
 
     def __init__(self, memory: SharedMemory, tile: Tile, thread: Value, threads: int) -> None:

@@ -129,6 +129,7 @@ class NativeProgramLaunch(Structure):
         ("values", POINTER(c_int32)),
         ("operand_count", c_int32),
         ("value_count", c_int32),
+        ("ctas", c_int32),
     )
 
 

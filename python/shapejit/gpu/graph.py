@@ -53,11 +53,15 @@ class GraphLaunch:
         kernel: in block form.
         operands: numbers of the words that are the operands' addresses, in the kernel's order.
         values: numbers of the words that are the values of the kernel's interface.
+        ctas: of the grid, in whole clusters, if no size of the region has work for more; 0 for as
+            many as the device runs at once. A grid that is larger than its work takes longer to
+            start.
     """
 
     kernel: Kernel
     operands: tuple[int, ...]
     values: tuple[int, ...]
+    ctas: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,8 +181,7 @@ class GraphProgram:
         release = weakref.finalize(self, _release, functions, handle, self._kernels, head)
         release.atexit = False
         self._run = functions["ProgramRun"]
-        self._idle = threading.Event()
-        self._idle.set()
+        self._making = _Making()
 
     def add_regions(self, keys: Iterable[int]) -> None:
         """Makes regions known, so that no call has to.
@@ -237,7 +240,7 @@ class GraphProgram:
         Raises:
             TimeoutError: it takes longer.
         """
-        if not self._idle.wait(seconds):
+        if not self._making.idle.wait(seconds):
             raise TimeoutError(f"graphs of a program are not made after {seconds:g} s")
 
     def _answer(self, status: int, symbols: Any, buffers: Any, arena: Any, stream: int) -> None:
@@ -247,10 +250,8 @@ class GraphProgram:
             status = self._run(self._handle, symbols, buffers, arena, stream)
         if status != _GRAPH_MISSING:
             self._runtime.check(status)
-        elif self._idle.is_set():
-            # Several threads may come here; what finds nothing to do ends at once.
-            self._idle.clear()
-            _worker().submit(_prepare, weakref.ref(self), self._idle)
+        elif self._making.want():
+            _worker().submit(_prepare, weakref.ref(self), self._making)
 
     def _add_region(self, key: int) -> None:
         with self._adding:
@@ -283,6 +284,7 @@ def _native(launch: GraphLaunch) -> NativeProgramLaunch:
         values=numbers(launch.values),
         operand_count=len(launch.operands),
         value_count=len(launch.values),
+        ctas=launch.ctas,
     )
 
 
@@ -302,16 +304,45 @@ def _worker() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="shapejit-graphs")
 
 
-def _prepare(reference: weakref.ref[GraphProgram], idle: threading.Event) -> None:
-    """Makes the graphs that a program's calls found missing, if it is still there."""
-    try:
-        while (program := reference()) is not None and program._prepare_one():
-            del program  # others may end it meanwhile
-    except CudaError as error:
-        # Calls launch kernel by kernel then; the native program does not try again.
-        _LOG.warning("a graph cannot be made, calls launch kernel by kernel: %s", error)
-    finally:
-        idle.set()
+class _Making:
+    """Whether the graphs of a program are being made.
+
+    Attributes:
+        idle: set while they are not.
+    """
+
+    def __init__(self) -> None:
+        self.idle = threading.Event()
+        self.idle.set()
+        self._lock = threading.Lock()
+        self._wanted = False
+
+    def want(self) -> bool:
+        """Notes that a graph is missing; whether the thread has to be told."""
+        with self._lock:
+            self._wanted = True
+            was_idle = self.idle.is_set()
+            self.idle.clear()
+            return was_idle
+
+    def begin(self) -> bool:
+        """Whether something was found missing since this was last called; else it is idle."""
+        with self._lock:
+            wanted, self._wanted = self._wanted, False
+            if not wanted:
+                self.idle.set()
+            return wanted
+
+
+def _prepare(reference: weakref.ref[GraphProgram], making: _Making) -> None:
+    """Makes the graphs that a program's calls found missing, as long as it is there."""
+    while making.begin():
+        try:
+            while (program := reference()) is not None and program._prepare_one():
+                del program  # others may end it meanwhile
+        except CudaError as error:
+            # Calls launch kernel by kernel then; the native program does not try again.
+            _LOG.warning("a graph cannot be made, calls launch kernel by kernel: %s", error)
 
 
 __all__ = ["MOST_INSTANCES", "GraphLaunch", "GraphProgram", "GraphUse", "Head"]

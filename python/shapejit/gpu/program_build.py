@@ -33,7 +33,7 @@ from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
 from shapejit.gpu.program_graphs import GraphCode, Region, WordedLaunch
 from shapejit.pass_host import PipelineError
 from shapejit.passes.host.dispatches import Dispatch, dispatches
-from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, WORDS
+from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, UNITS, WORDS
 from shapejit.passes.host.program import KERNELS
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.families import GEMM, Family, family_of
@@ -376,8 +376,10 @@ def _graph_code(host: Any, head: CachedCubin) -> GraphCode:
             for kernel, operands, values in attributes[LAUNCHES]
         ),
         regions=tuple(
-            Region(tuple(chosen), samples.get(number))
-            for number, chosen in enumerate(attributes[REGIONS])
+            Region(tuple(chosen), tuple(units), samples.get(number))
+            for number, (chosen, units) in enumerate(
+                zip(attributes[REGIONS], attributes[UNITS], strict=True)
+            )
         ),
         order=tuple(samples),
         head=head.lease.data,

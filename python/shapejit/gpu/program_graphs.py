@@ -38,11 +38,13 @@ class Region:
 
     Attributes:
         variants: for each launch, the number of its variant in the program.
+        units: for each launch, the most clusters that have work in the region; 0 if not known.
         symbols: the symbols' values of a call in it; None if none was found, as where the sizes of
             two kernels exclude each other.
     """
 
     variants: tuple[int, ...]
+    units: tuple[int, ...]
     symbols: tuple[int, ...] | None
 
 
@@ -87,7 +89,11 @@ class GraphCode:
                 for launch in self.launches
             ],
             "regions": [
-                [list(region.variants), None if region.symbols is None else list(region.symbols)]
+                [
+                    list(region.variants),
+                    list(region.units),
+                    None if region.symbols is None else list(region.symbols),
+                ]
                 for region in self.regions
             ],
             "order": list(self.order),
@@ -120,9 +126,10 @@ class GraphCode:
         regions = tuple(
             Region(
                 tuple(map(int, chosen)),
+                tuple(map(int, units)),
                 None if symbols is None else tuple(map(int, symbols)),
             )
-            for chosen, symbols in record["regions"]
+            for chosen, units, symbols in record["regions"]
         )
         order = tuple(map(int, record["order"]))
         code = GraphCode(words, int(record["call_words"]), launches, regions, order, head)
@@ -138,9 +145,12 @@ class GraphCode:
             if len(launch.values) != len(variants[launch.kernel]):
                 raise ValueError(f"a launch of {launch.kernel} has other variants than that")
         for region in self.regions:
-            for launch, variant in zip(self.launches, region.variants, strict=True):
+            each = zip(self.launches, region.variants, region.units, strict=True)
+            for launch, variant, units in each:
                 if variant not in variants[launch.kernel]:
                     raise ValueError(f"a region has no variant of {launch.kernel}")
+                if units < 0:
+                    raise ValueError(f"a region has {units} units of {launch.kernel}")
         if not 0 <= self.call_words <= count:
             raise ValueError(f"there are {count} words, and not {self.call_words} of a call")
         if not all(0 <= number < len(self.regions) for number in self.order):

@@ -69,12 +69,20 @@ class GraphExecution(GpuExecution):
 
     def _launches(self, region: int) -> list[GraphLaunch]:
         """The launches of a region, which the host program gave the number."""
-        chosen = self._graph.regions[region].variants
+        found = self._graph.regions[region]
         return [
             GraphLaunch(
                 self.kernels[variant],
                 launch.operands,
                 launch.values[self._variants[launch.kernel].index(variant)],
+                self._ctas(variant, units),
             )
-            for launch, variant in zip(self._graph.launches, chosen, strict=True)
+            for launch, variant, units in zip(
+                self._graph.launches, found.variants, found.units, strict=True
+            )
         ]
+
+    def _ctas(self, variant: int, units: int) -> int:
+        """CTAs of a launch with so many units of work: more would be of no use."""
+        kernel = self.kernels[variant]
+        return min(units * kernel.interface.cluster, kernel.resident_ctas)

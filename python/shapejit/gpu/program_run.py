@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from shapejit.arena import ArenaPool, new_arena
+from shapejit.arena import StreamArenas, stream_arena
 from shapejit.artefacts import ENTRY_RUN, Artefacts
 from shapejit.errors import ErrorId
 from shapejit.execution import host_library, plan_function
@@ -45,8 +45,8 @@ _ALIGNMENT = 16
 # Instead of the address of an empty tensor: this many bytes of zeros, which kernels may read.
 _EMPTY_BYTES = 256
 
-#: Arenas that a program keeps for calls to come: more streams rarely run it in turn.
-_MOST_IDLE_ARENAS = 16
+#: Streams that have working memory of a program each: more rarely run it in turn.
+_MOST_ARENAS = 16
 
 #: ``int32_t shapejit_run(symbols, buffers, arena, kernels, stream)``; without the GIL.
 _RUN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
@@ -68,6 +68,7 @@ class TorchStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._is_alone = torch.cuda.device_count() == 1
 
     def current(self) -> tuple[int, bool]:
         """The caller's current stream, and whether it is being captured."""
@@ -75,7 +76,7 @@ class TorchStreams:
             stream = _raw_stream(self._device.index)
         else:
             stream = torch.cuda.current_stream(self._device).cuda_stream
-        if torch.cuda.current_device() == self._device.index:
+        if self._is_alone or torch.cuda.current_device() == self._device.index:
             return stream, torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(self._device):
             return stream, torch.cuda.is_current_stream_capturing()
@@ -99,6 +100,7 @@ class GpuExecution:
     """
 
     alignment = _ALIGNMENT
+    queues = True
 
     def __init__(
         self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
@@ -110,7 +112,7 @@ class GpuExecution:
         self.kernels = [load_kernel(code, number, gpu) for number in range(len(code.variants))]
         self._library = host_library(artefacts, gpu.runtime.symbols())
         self.plan = plan_function(self._library)
-        self._arenas = ArenaPool(device, _MOST_IDLE_ARENAS)
+        self._arenas = StreamArenas(device, _MOST_ARENAS)
         self._zeros = torch.zeros(_EMPTY_BYTES, dtype=torch.uint8, device=device)
         self.for_empty = self._zeros.data_ptr()
 
@@ -170,14 +172,10 @@ class GpuExecution:
         stream, captured = self._streams.current()
         if captured:
             # Given back to the graph's pool, where what the graph runs later may have it.
-            arena = new_arena(arena_bytes, self.device)
-            self._queue(symbols, buffers, arena.data_ptr(), stream)
-            return
-        arena = self._arenas.acquire(arena_bytes, stream)
-        try:
-            self._queue(symbols, buffers, arena.data_ptr(), stream)
-        finally:
-            self._arenas.release(arena, stream)
+            arena = stream_arena(arena_bytes, self.device)
+        else:
+            arena = self._arenas.of(stream, arena_bytes)
+        self._queue(symbols, buffers, arena.address, stream)
 
     def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
         """Queues all work of a call in a stream."""

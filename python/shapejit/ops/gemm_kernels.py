@@ -325,11 +325,12 @@ class KindKernels:
             alignment=16 if self.kind.aligned else 1,
             programmatic=self.early(schedule),
         )
-        return unit_of(_problem(self.kind), LOWERING, recipe, find_ptxas())
+        return unit_of(problem_of_kind(self.kind), LOWERING, recipe, find_ptxas())
 
 
 @functools.lru_cache(maxsize=64)
-def _problem(kind: GemmKind) -> Problem:
+def problem_of_kind(kind: GemmKind) -> Problem:
+    """What the kernels of a kind compute."""
     written = KernelText(kind)
     return Problem(
         kind="gemm",

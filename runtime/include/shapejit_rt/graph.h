@@ -45,7 +45,7 @@ struct ShapejitRtCudaProgramDescription {
   /// Has the head kernel.
   struct ShapejitRtCudaModule *head;
   const char *headEntry;
-  int32_t headThreads; ///< of a CTA
+  int32_t headThreads; ///< of a CTA, in whole warps
   int32_t headWords;   ///< how many the head kernel takes; `callWords` at least
   /// The first words may differ from call to call. The others are fixed: constants, and addresses
   /// of weights. A call that brings others of those has everything made anew.
@@ -65,6 +65,9 @@ struct ShapejitRtCudaProgramLaunch {
   const int32_t *values;                     ///< numbers of the words that are its values
   int32_t operandCount;
   int32_t valueCount;
+  /// CTAs of the grid, in whole clusters, if no size of the region has work for more; at most as
+  /// many as are resident. 0: as many as are resident.
+  int32_t ctas;
 };
 
 struct ShapejitRtCudaProgram;
@@ -89,8 +92,8 @@ SHAPEJIT_RT_API int32_t shapejitRtCudaProgramBind(struct ShapejitRtCudaProgram *
 
 /// Makes one graph that is missing: of every region for the first stream that will call, and of
 /// every region that another stream called in. `missing` receives how many are missing still. The
-/// program must be bound. Meant for a thread in the background: takes up to a millisecond, and
-/// holds up calls of the same stream for that time only if they need the same graph.
+/// program must be bound. Meant for a thread in the background: it takes about a millisecond, and
+/// calls go on meanwhile.
 SHAPEJIT_RT_API int32_t shapejitRtCudaProgramPrepare(struct ShapejitRtCudaProgram *program,
                                                      int32_t *missing);
 

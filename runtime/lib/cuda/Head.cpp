@@ -41,7 +41,7 @@ HeadCall::HeadCall(const Head &head, const PatchTable &patches, abi::Address blo
                    const int64_t *words)
     : head(head), table(patches.records()->address), block(block),
       nothing(head.module->device->nothing), count(static_cast<uint32_t>(patches.recordCount())),
-      ctas(std::max(1u, (count + head.threads - 1) / head.threads)),
+      ctas(std::max(1u, (count + head.records() - 1) / head.records())),
       parameters{&table, &this->block, &nothing, &count, const_cast<int64_t *>(words)} {}
 
 Status HeadCall::launch(abi::Stream stream) {

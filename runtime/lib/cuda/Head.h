@@ -18,6 +18,9 @@ struct Head {
 
   Status make(const ShapejitRtCudaProgramDescription &description);
 
+  /// That a CTA follows: one for each warp.
+  unsigned records() const { return threads / 32; }
+
   ShapejitRtCudaModule *module = nullptr;
   abi::Function function = nullptr;
   unsigned threads = 0;

@@ -159,8 +159,8 @@ Status shapejit::rt::cuda::launchRegion(HeadCall &head, const Region &region, co
     abi::Address entry = block.memory->address + static_cast<abi::Address>(launch.entry);
     void *parameters[] = {&entry};
     const ShapejitRtCudaKernel &kernel = *launch.kernel;
-    uint32_t ctas = static_cast<uint32_t>(kernel.info.residentCtas);
-    SHAPEJIT_TRY(kernel.explain(kernel.submit(ctas, stream, parameters, first), nullptr, ctas));
+    Status status = kernel.submit(launch.ctas, stream, parameters, first);
+    SHAPEJIT_TRY(kernel.explain(status, nullptr, launch.ctas));
     first = false;
   }
   return ShapejitRtCudaOk;
@@ -178,7 +178,8 @@ Status shapejit::rt::cuda::makeGraph(HeadCall &head, const Region &region, const
   for (const RegionLaunch &launch : region.launches.launches) {
     abi::Address entry = block.memory->address + static_cast<abi::Address>(launch.entry);
     const ShapejitRtCudaKernel &kernel = *launch.kernel;
-    SHAPEJIT_TRY(kernel.explain(kernel.addTo(graph, entry, node), nullptr, 0));
+    Status status = kernel.addTo(graph, launch.ctas, entry, node);
+    SHAPEJIT_TRY(kernel.explain(status, nullptr, launch.ctas));
     abi::GraphEdgeData edge = {};
     if (kernel.programmatic && !first) {
       edge.from_port = abi::kPortProgrammatic;

@@ -53,7 +53,8 @@ struct ShapejitRtCudaKernel {
                 bool depends = false) const;
 
   /// Adds a launch in block form to a graph. `entry` is copied.
-  Status addTo(shapejit::rt::cuda::abi::Graph graph, shapejit::rt::cuda::abi::Address entry,
+  Status addTo(shapejit::rt::cuda::abi::Graph graph, uint32_t ctas,
+               shapejit::rt::cuda::abi::Address entry,
                shapejit::rt::cuda::abi::GraphNode &node) const;
 
   /// Adds to the thread's error text, if `status` is a failure, which call of which kernel failed.

@@ -33,11 +33,12 @@ Status Kernel::submit(uint32_t ctas, abi::Stream stream, void **parameters, bool
   return ShapejitRtCudaOk;
 }
 
-Status Kernel::addTo(abi::Graph graph, abi::Address entry, abi::GraphNode &node) const {
+Status Kernel::addTo(abi::Graph graph, uint32_t ctas, abi::Address entry,
+                     abi::GraphNode &node) const {
   void *parameters[] = {&entry};
   abi::KernelNodeParams params = {};
   params.func = function;
-  params.gridDimX = static_cast<unsigned>(info.residentCtas);
+  params.gridDimX = ctas;
   params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1;
   params.blockDimX = static_cast<unsigned>(threads);
   params.sharedMemBytes = static_cast<unsigned>(sharedBytes);

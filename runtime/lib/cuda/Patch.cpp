@@ -82,6 +82,8 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
                 kernel.entry, kernel.module->device->number, device.number);
   if (given.valueCount != kernel.valueCount)
     return bad("a launch binds every value of its kernel to a word", given.valueCount);
+  if (given.ctas < 0 || given.ctas % kernel.cluster != 0)
+    return bad("its grid has whole clusters of CTAs", given.ctas);
   if (given.operandCount < 0 || given.operandCount > kMaxOperands)
     return bad("a launch has 0 to 64 operands", given.operandCount);
   for (int32_t i = 0; i < kernel.parameterCount; ++i) {
@@ -101,7 +103,10 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
   };
   SHAPEJIT_TRY(addNumbers(given.operands, given.operandCount));
   SHAPEJIT_TRY(addNumbers(given.values, given.valueCount));
-  RegionLaunch launch = {&kernel, nullptr, nullptr, given.operandCount, blockBytes};
+  int32_t ctas =
+      given.ctas ? std::min(given.ctas, kernel.info.residentCtas) : kernel.info.residentCtas;
+  RegionLaunch launch = {
+      &kernel, nullptr, nullptr, given.operandCount, static_cast<uint32_t>(ctas), blockBytes};
   blockBytes += roundUp(kernel.blockBytes, kEntryAlignment);
   return launches.append(launch);
 }
@@ -285,7 +290,7 @@ Status PatchTable::make(Device &device, const RegionLaunches &region, const int6
   for (const RegionLaunch &launch : region.launches)
     SHAPEJIT_TRY(builder.add(launch));
   SHAPEJIT_TRY(builder.finish());
-  // Tensor maps first: warps whose threads all do the same are faster.
+  // Tensor maps first: they take longer.
   std::partition(list.begin(), list.end(),
                  [](const PatchRecord &record) { return record.kind == PatchRecord::kTensorMap; });
   int64_t bytes = std::max<int64_t>(list.size(), 1) * static_cast<int64_t>(sizeof(PatchRecord));

@@ -6,7 +6,7 @@
 // The block has an entry for every launch. What does not depend on a call is in the block from the
 // start: constants, and all that is known of weights. For every other parameter there is a record,
 // which the head kernel follows: it finds the words of the call and writes the parameter, in a
-// thread of its own.
+// warp of its own.
 
 #ifndef SHAPEJIT_RT_CUDA_PATCH_H
 #define SHAPEJIT_RT_CUDA_PATCH_H
@@ -44,6 +44,7 @@ struct RegionLaunch {
   const int32_t *operands;
   const int32_t *values;
   int32_t operandCount;
+  uint32_t ctas;
   int64_t entry; ///< where its entry starts in the block
 };
 

@@ -83,7 +83,7 @@ Status Program::describe(const ShapejitRtCudaProgramDescription &from) {
       {"the number of words of a call", from.callWords, 0,
        std::min(from.wordCount, from.headWords)},
       {"the number of words of its head kernel", from.headWords, 1, Head::kMostWords},
-      {"the number of threads of its head kernel", from.headThreads, 1, 1024},
+      {"the number of threads of its head kernel", from.headThreads, 32, 1024},
       {"the number of instances", from.maxInstances, 1, 1024},
   };
   for (const auto &rule : rules)

@@ -281,7 +281,7 @@ func.func @casts(%x: !x, %w: !w) -> (!r, !f, !f) {
     shapejit.yield %a : f32
   }
   // CHECK: shapejit.loop
-  // CHECK: ^bb0(%{{.*}}: bf16, %{{.*}}: f32):
+  // CHECK: ^bb0(%{{.*}}: f32, %{{.*}}: bf16):
   %3 = shapejit.loop over [s0, 8] ins(%1 at #id : !f, %2 at #row : !r) outs(#id : !f) {
   ^bb0(%v: f32, %s: f32):
     %a = math.rsqrt %s : f32

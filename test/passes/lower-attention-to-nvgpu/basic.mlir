@@ -7,7 +7,7 @@
 // CHECK: gpu.module @attention0__tiles_64x64_c4 [#nvvm.target<O = 3, chip = "sm_90a", features = "+ptx83">]
 // CHECK-SAME: shapejit.interface = "{\22entry\22:\22attention0__tiles_64x64_c4\22,\22threads\22:128,\22shared_bytes\22:20480,\22cluster\22:1,
 // A tile is 64 queries of a batch and head.
-// CHECK-SAME: \22grid\22:{\22tiles\22:{{\[\[}}1,1],[2,1],[0,64]],\22ctas_per_sm\22:4},\22values\22:[\22s1\22,\22s0\22,\2212\22
+// CHECK-SAME: \22grid\22:{\22tiles\22:{{\[\[}}0,1],[2,1],[1,64]],\22ctas_per_sm\22:4},\22values\22:[\22s0\22,\22s1\22,\2212\22
 // Pointers and sizes, no tensor maps.
 // CHECK-NOT: tensor_map
 // CHECK: llvm.func @attention0__tiles_64x64_c4(

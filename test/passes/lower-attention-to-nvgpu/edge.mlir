@@ -9,9 +9,9 @@
 // CHECK-SAME: \22block\22:true,\22block_bytes\22:128,\22programmatic\22:true}"
 // CHECK: llvm.func @packed__tiles_64x64_c2(%{{.*}}: !llvm.ptr<1> {llvm.align = 128 : i64})
 // CHECK-NOT: cp.async
+// CHECK: nvvm.griddepcontrol launch_dependents
 // CHECK: ld.relaxed.gpu.global
 // CHECK-NOT: cp.async
-// CHECK: nvvm.griddepcontrol launch_dependents
 // CHECK-NOT: cp.async
 // CHECK: nvvm.griddepcontrol wait
 // CHECK: cp.async

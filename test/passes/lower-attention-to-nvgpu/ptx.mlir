@@ -10,8 +10,8 @@
 // CHECK-SAME: .param .u64 .ptr .global .align 128
 // CHECK-SAME: .reqntid 128
 // CHECK-SAME: .minnctapersm 4
-// CHECK-SAME: ld.relaxed.gpu.global.u64
 // CHECK-SAME: griddepcontrol.launch_dependents
+// CHECK-SAME: ld.relaxed.gpu.global
 // CHECK-SAME: griddepcontrol.wait
 // CHECK-SAME: cp.async.cg.shared.global
 // Weights in registers, and values whose columns are neighbours; LLVM puts this block first.

@@ -18,9 +18,9 @@
 // CHECK-SAME: {\22kind\22:\22workspace\22,\22bytes_per_cta\22:32768,\22zeroed\22:4096,\22offset\22:
 // CHECK-SAME: \22block\22:true,\22block_bytes\22:768,\22programmatic\22:true}"
 // CHECK: llvm.func @free__persistent_128x64x64_s4_w2_stream(%[[BLOCK:.*]]: !llvm.ptr<1> {llvm.align = 128 : i64})
+// CHECK: nvvm.griddepcontrol {{.*}}launch_dependents
 // CHECK: ld.relaxed.gpu.global.u32
 // CHECK: gpu.barrier
-// CHECK: nvvm.griddepcontrol {{.*}}launch_dependents
 // K = 0: the epilogue of nothing, element by element.
 // CHECK: scf.if
 // CHECK: nvvm.griddepcontrol {{.*}}wait

@@ -12,10 +12,10 @@
 // CHECK-SAME: .reqntid 384
 // CHECK-SAME: .minnctapersm 1
 // CHECK-SAME: .shared .align 8 .b8 __mbarrier
+// CHECK-SAME: griddepcontrol.launch_dependents
 // CHECK-SAME: ld.relaxed.gpu.global.u32
 // CHECK-SAME: mbarrier.init.shared.b64
 // CHECK-SAME: fence.mbarrier_init.release.cluster
-// CHECK-SAME: griddepcontrol.launch_dependents
 // CHECK-SAME: setmaxnreg.dec.sync.aligned.u32
 // CHECK-SAME: fence.proxy.tensormap::generic.acquire.sys
 // CHECK-SAME: griddepcontrol.wait

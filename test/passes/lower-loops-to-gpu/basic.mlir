@@ -109,10 +109,10 @@ module {
 // CHECK-SAME: \22shared_bytes\22:1024
 // CHECK: scf.for
 // CHECK: scf.for
-// CHECK-COUNT-4: "ld.global.b32
+// CHECK-COUNT-4: ld.global.b32
 // CHECK: scf.for
-// CHECK: "ld.global.b32
-// CHECK: llvm.store {{.*}} !llvm.ptr<3>
+// CHECK: ld.global.b32
+// CHECK: st.shared.b32
 // CHECK: gpu.barrier
 // CHECK: scf.if
 // CHECK-COUNT-4: llvm.load {{.*}} !llvm.ptr<3>

@@ -1,14 +1,14 @@
 // Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu=schedule=loops_v4_w1_k2_t64_c4 | FileCheck %s
-// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu='schedule=loops_v4_w1_k2_t64_c4 parameters=block programmatic=true constant-weights=true' | FileCheck %s --check-prefix=BLOCK
-// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu=schedule=loops_v4_w1_k2_t64_c4_wide | FileCheck %s --check-prefix=WIDE
+// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu=schedule=loops_v4_w1_k2_t128_c4 | FileCheck %s
+// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu='schedule=loops_v4_w1_k2_t128_c4 parameters=block programmatic=true constant-weights=true' | FileCheck %s --check-prefix=BLOCK
+// RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu=schedule=loops_v4_w1_k2_t128_c4_wide | FileCheck %s --check-prefix=WIDE
 
 // Rows of a size that is not known: in vectors if the size is a multiple, else one by one, and read
 // again if they are too long for registers. Bools are bytes.
 
-// CHECK-LABEL: gpu.module @any__loops_v4_w1_k2_t64_c4
+// CHECK-LABEL: gpu.module @any__loops_v4_w1_k2_t128_c4
 // CHECK: %[[REST:.*]] = arith.remui
 // CHECK: %[[IS_MULTIPLE:.*]] = arith.cmpi eq, %[[REST]]
 // CHECK: arith.cmpi sle
@@ -27,17 +27,16 @@
 // CHECK: "@$2 st.global.u8 [$0+0], $1;"
 
 // Parameters are read from the block, at once; memory only after the wait.
-// BLOCK-LABEL: gpu.module @any__loops_v4_w1_k2_t64_c4
+// BLOCK-LABEL: gpu.module @any__loops_v4_w1_k2_t128_c4
 // BLOCK-SAME: \22block\22:true,\22block_bytes\22:128,\22programmatic\22:true}"
-// BLOCK: llvm.func @any__loops_v4_w1_k2_t64_c4(%{{.*}}: !llvm.ptr<1> {llvm.align = 128 : i64})
-// BLOCK: "ld.relaxed.gpu.global.u64
-// BLOCK-NOT: "ld.global
+// BLOCK: llvm.func @any__loops_v4_w1_k2_t128_c4(%{{.*}}: !llvm.ptr<1> {llvm.align = 128 : i64})
 // BLOCK: nvvm.griddepcontrol launch_dependents
+// BLOCK: "ld.relaxed.gpu.global.u32
 // BLOCK-NOT: "ld.global
 // BLOCK: nvvm.griddepcontrol wait
 // BLOCK: ld.global
 
-// WIDE-LABEL: gpu.module @any__loops_v4_w1_k2_t64_c4_wide
+// WIDE-LABEL: gpu.module @any__loops_v4_w1_k2_t128_c4_wide
 // WIDE: scf.for {{.*}} : i64 {
 // WIDE-NOT: scf.for {{.*}} : i32 {
 // WIDE: llvm.return
@@ -95,19 +94,19 @@ shapejit.kernel @gather symbols 1 (%ids: !ids, %table: !table) {
 // One loop whose results are reduced in two ways: two phases; the grid is as large as both.
 
 // CHECK-LABEL: gpu.module @both__
-// CHECK-SAME: \22values\22:[{{.*}}\22(s0*8 + 255)//256 + (s0 + 1)//2\22
+// CHECK-SAME: \22values\22:[{{.*}}\22(s0 + 63)//64 + 1\22
 // CHECK: "st.global.v4.b32
-// CHECK: nvvm.shfl.sync bfly
+// CHECK: gpu.barrier
 shapejit.kernel @both symbols 1 (%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) {
   %y:2 = shapejit.loop over [s0, 8]
       ins(%x at affine_map<(d0, d1) -> (d0, d1)> : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>)
       outs(affine_map<(d0, d1) -> (d0, d1)> : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>,
-           max affine_map<(d0, d1) -> (d0)> : tensor<?xf32, #shapejit.shape<[s0]>>) {
+           max affine_map<(d0, d1) -> (d1)> : tensor<8xf32, #shapejit.shape<[8]>>) {
   ^bb0(%v: f32):
     %1 = arith.negf %v : f32
     shapejit.yield %1, %v : f32, f32
   }
-  shapejit.yield %y#0, %y#1 : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>, tensor<?xf32, #shapejit.shape<[s0]>>
+  shapejit.yield %y#0, %y#1 : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>, tensor<8xf32, #shapejit.shape<[8]>>
 }
 
 // -----

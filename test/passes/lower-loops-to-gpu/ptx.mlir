@@ -11,9 +11,13 @@
 // CHECK-SAME: .visible .entry softmax__loops_v8_w4_k1_t128_c8(
 // CHECK-SAME: .reqntid 128
 // CHECK-SAME: .minnctapersm 8
-// CHECK-SAME: ld.relaxed.gpu.global.u64
 // CHECK-SAME: griddepcontrol.launch_dependents
+// CHECK-SAME: ld.relaxed.gpu.global.u32
 // CHECK-SAME: griddepcontrol.wait
+// Of rows that are not aligned, one by one:
+// CHECK-SAME: ld.global.b16
+// CHECK-SAME: st.global.b16
+// And in vectors, a row once:
 // CHECK-SAME: ld.global.v4.b32
 // CHECK-SAME: max.NaN.f32
 // CHECK-SAME: shfl.sync.bfly.b32
@@ -22,7 +26,7 @@
 // CHECK-SAME: ld.shared.b32
 // CHECK-SAME: ex2.approx.f32
 // CHECK-SAME: bar.sync
-// CHECK-SAME: div.rn.f32
+// CHECK-SAME: div.full.f32
 // CHECK-SAME: cvt.rn.bf16x2.f32
 // CHECK-SAME: st.global.v4.b32
 #full = affine_map<(d0, d1) -> (d0, d1)>

@@ -23,8 +23,8 @@ shapejit.dispatch @gemm0 by affine_map<()[s0] -> (s0)> [
   #shapejit.bucket<[1], [16], "small", "few rows">,
   #shapejit.bucket<[17], [400], "large", "many rows">
 ]
-gpu.module @gemm0__small attributes {shapejit.interface = "{\22entry\22:\22small\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[],\22ctas_per_sm\22:1},\22values\22:[\22s0\22,\2264\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
-gpu.module @gemm0__large attributes {shapejit.interface = "{\22entry\22:\22large\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[],\22ctas_per_sm\22:1},\22values\22:[\2264\22,\22s0\22,\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @gemm0__small attributes {shapejit.interface = "{\22entry\22:\22small\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,16],[1,16]],\22ctas_per_sm\22:1},\22values\22:[\22s0\22,\2264\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @gemm0__large attributes {shapejit.interface = "{\22entry\22:\22large\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[1,64]],\22ctas_per_sm\22:1},\22values\22:[\2264\22,\22s0\22,\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 shapejit.kernel @loop0 symbols 2 (%x: !p) {
   %0 = shapejit.loop over [s0 * s1, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !p)
@@ -40,8 +40,8 @@ shapejit.dispatch @loop0 by affine_map<()[s0, s1] -> (s1)> [
   #shapejit.bucket<[9], [64], "cta", "">,
   #shapejit.bucket<[65], [?], "warp", "">
 ]
-gpu.module @loop0__warp attributes {shapejit.interface = "{\22entry\22:\22warp\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[],\22ctas_per_sm\22:1},\22values\22:[\22s0 * s1\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
-gpu.module @loop0__cta attributes {shapejit.interface = "{\22entry\22:\22cta\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[],\22ctas_per_sm\22:1},\22values\22:[\22s0\22,\22s1\22,\22s0 * s1\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @loop0__warp attributes {shapejit.interface = "{\22entry\22:\22warp\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,8]],\22ctas_per_sm\22:1},\22values\22:[\22s0 * s1\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @loop0__cta attributes {shapejit.interface = "{\22entry\22:\22cta\22,\22threads\22:128,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1],[1,32]],\22ctas_per_sm\22:1},\22values\22:[\22s0\22,\22s1\22,\22s0 * s1\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 func.func @main(%q: !w {shapejit.kind = "weight"}, %r: !h {shapejit.kind = "weight"}, %x: !x) -> !x
     attributes {shapejit.arena = #shapejit.shape<[s0 * s1 * 128, s0 * s1 * 128]>} {
@@ -62,9 +62,11 @@ func.func @main(%q: !w {shapejit.kind = "weight"}, %r: !h {shapejit.kind = "weig
 // CHECK-SAME: [@gemm0, array<i64: 4, 9, 5>, [array<i64: 0, 8>, array<i64: 8, 0, 1>]],
 // CHECK-SAME: [@loop0, array<i64: 5, 6>, [array<i64: 0>, array<i64: 2, 3, 0>]],
 // CHECK-SAME: [@gemm0, array<i64: 6, 10, 7>, [array<i64: 0, 8>, array<i64: 8, 0, 1>]]]
-// Numbers of variants for each launch; the regions of most sizes come first in the samples.
+// Numbers of variants for each launch, and how many units of work these have there at most: 16
+// rows by 64 columns are four tiles of 16 x 16. The regions of most sizes come first.
 // CHECK-SAME: shapejit.regions = [array<i64: 0, 2, 0>, array<i64: 0, 3, 0>, array<i64: 1, 2, 1>, array<i64: 1, 3, 1>]
 // CHECK-SAME: shapejit.samples = [array<i64: 3, 1, 17>, array<i64: 2, 1, 65>, array<i64: 0, 1, 1>, array<i64: 1, 1, 9>]
+// CHECK-SAME: shapejit.units = [array<i64: 4, 2, 4>, array<i64: 4, 1, 4>, array<i64: 7, 50, 7>, array<i64: 4, 8, 4>]
 // CHECK-SAME: shapejit.words = ["s0*s1", "64*s0*s1", "s0", "s1", "input 0", "arena 0", "arena 1", "output 0", "64", "copy 0", "weight 0"]
 
 // Six cells, of which two times two have the same variants.

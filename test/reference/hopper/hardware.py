@@ -172,6 +172,32 @@ def _create(op: Any) -> Compute:
     return create
 
 
+@_op("llvm.mlir.addressof")
+def _address_of_global(op: Any) -> Compute:
+    name = ir.FlatSymbolRefAttr(op.attributes["global_name"]).value
+    module = op.operation.parent
+    while module.name != "gpu.module":
+        module = module.parent
+    size = next(
+        int(re.search(r"array<(\d+) x i8>", str(other))[1])  # type: ignore[index]
+        for other in module.regions[0].blocks[0].operations
+        if other.operation.name == "llvm.mlir.global"
+        and ir.StringAttr(other.attributes["sym_name"]).value == name
+    )
+
+    def address(warp: Warp) -> Any:
+        places = warp.cta.machine.static
+        if name not in places:
+            start = -(-sum(size for _, size in places.values()) // 8) * 8
+            places[name] = start, size
+        offset, _ = places[name]
+        if offset + size > DYNAMIC_BASE:
+            raise NotImplementedError("more static shared memory than 1 KiB")
+        return np.uint64(warp.cta.window + offset)
+
+    return address
+
+
 @_op("nvgpu.mbarrier.init")
 def _init(op: Any) -> Compute:
     def init(warp: Warp, group: MemRef, count: Any, index: Any, *_: Any) -> None:

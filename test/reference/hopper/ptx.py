@@ -399,6 +399,7 @@ _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "max": _maximum,
     "add": _integers(np.add),
     "bar": _nothing,
+    "nanosleep": _nothing,
     "cp": _copy,
     "vote": _vote,
     "wgmma": _multiply,

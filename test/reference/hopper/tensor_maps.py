@@ -66,5 +66,28 @@ def _release(op: Any) -> Any:
     return release
 
 
+def _vote(op: Any) -> Any:
+    kind = str(op.attributes["kind"])
+
+    def vote(warp: Warp, _: Any, condition: Any) -> Any:
+        if "any" not in kind:
+            raise NotImplementedError(f"vote {kind}")
+        if not warp.mask.all():
+            raise SimulationError("a vote with lanes that do not take part")
+        return np.bool_(np.broadcast_to(condition, 32).any())
+
+    return vote
+
+
+def _warp_barrier(op: Any) -> Any:
+    def wait(warp: Warp, _: Any) -> None:
+        if not warp.mask.all():
+            raise SimulationError("a barrier of a warp with lanes that do not take part")
+
+    return wait
+
+
 ptx._INSTRUCTIONS["tensormap"] = _replace
+hardware.OPS.setdefault("nvvm.vote.sync", _vote)
+hardware.OPS.setdefault("nvvm.bar.warp.sync", _warp_barrier)
 hardware.OPS["nvvm.fence.proxy.release"] = _release
