@@ -15,8 +15,8 @@ Before::
 After, with ``words=128``::
 
     module attributes {shapejit.target = "cuda:sm_90a"} {
-      gpu.module @head_128 [#nvvm.target<..>] attributes {shapejit.interface = ".."} {
-        llvm.func @head_128(%table: !llvm.ptr<1>, %block: i64, %nothing: i64, %count: i32,
+      gpu.module @head_2_128 [#nvvm.target<..>] attributes {shapejit.interface = ".."} {
+        llvm.func @head_2_128(%table: !llvm.ptr<1>, %block: i64, %nothing: i64, %count: i32,
                             %words: !llvm.ptr {llvm.byval = !llvm.array<128 x i64>, ..})
             attributes {nvvm.kernel, ..} {
           (a thread for each record of the table)

@@ -61,8 +61,8 @@ Attributes of the module say what the numbers mean: ``shapejit.words`` what each
 that are its operands, and for each of the kernel's variants the words that are its values;
 ``shapejit.regions``, for each region, the numbers (in ``shapejit.kernels``) of the variants that
 are launched, and ``shapejit.units`` the most units of work that each of these launches has there,
-beyond which CTAs would be idle (0: not known); ``shapejit.samples`` the symbols' values of a call in some regions, in the order in
-which they are expected to be used.
+beyond which CTAs would be idle (0: not known); ``shapejit.samples`` the symbols' values of a call
+in some regions, in the order in which they are expected to be used.
 """
 
 from __future__ import annotations

@@ -35,12 +35,18 @@ After::
 Bodies of loops are changed alike. What rounding commutes with (a choice, an extremum, a sign) is
 done in the wide type, and an integer is converted to it at once.
 
+Two kinds of rounding stay. What looks at single bits of its operands, as a comparison or a
+conversion to integers does, sees them rounded: else 2.999 is 2, and numbers that are equal in bf16
+are not. And a tensor that is stored in f32 and read through 16 bits was cast by the program itself,
+unless it is a reduction: what PyTorch sums in 16 bits is imported as a sum in f32 that is rounded.
+
 In a kernel, a tensor that one loop rounds and only other loops of the kernel read becomes one of
 the wide type: such a tensor is no memory, its rows live in registers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +54,7 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
+from shapejit.passes.analysis.accesses import weight_count
 from shapejit.passes.fusion.bodies import drop_unused
 
 _WITH_BODIES: Final = frozenset({"shapejit.conv", "shapejit.gemm", "shapejit.loop"})
@@ -61,16 +68,50 @@ _COMMUTE: Final = frozenset(
 )
 _FROM_INTEGER: Final = frozenset({"arith.sitofp", "arith.uitofp"})
 
+# Operations whose results jump: a rounding, however small, decides.
+_EXACT: Final = frozenset(
+    {
+        *(f"arith.{name}" for name in ("bitcast", "cmpf", "fptosi", "fptoui", "remf")),
+        *(f"math.{name}" for name in ("ceil", "floor", "round", "roundeven", "trunc")),
+    }
+)
+
 
 def _is_half(value: Any) -> bool:
     return isinstance(value.type, (ir.BF16Type, ir.F16Type))
 
 
-class _Body:
-    """The block of a contraction or loop, and the wide values of what is rounded in it."""
+def _is_reduced(tensor: Any) -> bool:
+    """Whether a loop combines elements to this tensor: sums of 16-bit numbers are made in f32."""
+    loop = sir.defining_op(tensor)
+    while loop is not None and loop.name == "shapejit.view":
+        tensor = loop.operands[0]
+        loop = sir.defining_op(tensor)
+    if loop is None or loop.name != "shapejit.loop":
+        return False
+    return sir.kinds(loop)[ir.OpResult(tensor).result_number] != "none"
 
-    def __init__(self, block: Any) -> None:
-        self._block = block
+
+class _Body:
+    """The block of a contraction or loop, and the wide values of what is rounded in it.
+
+    Args:
+        op: the contraction or loop.
+        widened: arguments of bodies that this pass has made wide.
+    """
+
+    def __init__(self, op: Any, widened: Container[Any]) -> None:
+        self._block = sir.body(op)
+        arguments = list(self._block.arguments)
+        sums = {"shapejit.conv": 1, "shapejit.loop": 0}.get(op.name)
+        elements = arguments[weight_count(op) if sums is None else sums :]
+        read = list(op.operands)[len(op.operands) - len(elements) :]
+        # Elements of tensors that are stored as they are: no sums, of whatever.
+        self._stored = {
+            element
+            for element, tensor in zip(elements, read, strict=True)
+            if element not in widened and not _is_reduced(tensor)
+        }
         self._known: dict[tuple[Any, Any], Any | None] = {}
 
     def run(self) -> None:
@@ -79,8 +120,11 @@ class _Body:
             if op.name != "arith.extf":
                 continue
             wide = self.wide(op.operands[0], op.results[0].type)
-            if wide is not None:
-                op.results[0].replace_all_uses_with(wide)
+            if wide is None:
+                continue
+            for user, operand in sir.users(op.results[0]):
+                if user.name not in _EXACT:
+                    user.operands[operand] = wide
         drop_unused(self._block)
 
     def wide(self, value: Any, type_: Any) -> Any | None:
@@ -97,7 +141,8 @@ class _Body:
         if op is None:
             return None
         if op.name == "arith.truncf":
-            return op.operands[0] if op.operands[0].type == type_ else None
+            source = op.operands[0]
+            return source if source.type == type_ and source not in self._stored else None
         if op.name in _FROM_INTEGER:
             return self._again(op, list(op.operands), type_)
         if op.name == "arith.select":
@@ -137,10 +182,14 @@ def _converted(name: str, value: Any, type_: Any) -> Any:
 # Tensors between the loops of a kernel ------------------------------------------------------------
 
 
-def _widen_results(loop: Any) -> None:
-    """Gives a wide type to those results of a kernel's loop that were rounded only for a tensor."""
+def _widen_results(loop: Any, widened: set[Any]) -> None:
+    """Gives a wide type to those results of a kernel's loop that were rounded only for a tensor.
+
+    Args:
+        widened: receives the arguments of bodies that read them.
+    """
     end = sir.operations(sir.body(loop))[-1]
-    body = _Body(sir.body(loop))
+    body = _Body(loop, widened)
     for number, result in enumerate(loop.results):
         if any(user.name != "shapejit.loop" for user, _ in sir.users(result)):
             continue
@@ -151,6 +200,7 @@ def _widen_results(loop: Any) -> None:
         result.set_type(sir.tensor_type(sir.shape_of(result), wide.type))
         for reader, operand in sir.users(result):
             _read_wide(sir.body(reader), operand, wide.type)
+            widened.add(sir.body(reader).arguments[operand])
     drop_unused(sir.body(loop))
 
 
@@ -170,9 +220,10 @@ class WidenBodies(Pass):
     """Compute what one kernel computes without rounding in between."""
 
     def run(self, module: Any) -> None:
+        widened: set[Any] = set()
         for op in sir.walk(module.operation):
             if op.name in _WITH_BODIES and len(op.regions[0].blocks):
-                _Body(sir.body(op)).run()
+                _Body(op, widened).run()
                 parent = op.parent.operation
                 if op.name == "shapejit.loop" and parent.name == "shapejit.kernel":
-                    _widen_results(op)
+                    _widen_results(op, widened)

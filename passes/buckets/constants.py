@@ -93,8 +93,9 @@ class Constants:
 
 
 def factor_key(schedule: GemmSchedule) -> str:
-    """The schedule's name in `Constants.factors`: whether it streams does not change its steps."""
-    return str(replace(schedule, stream=False))
+    """The schedule's name in `Constants.factors`: neither sharing the last wave nor reading weights
+    once changes its steps."""
+    return str(replace(schedule, stream=False, once=False))
 
 
 def _rounded(value: float) -> float:

@@ -33,7 +33,7 @@ from shapejit.passes.gpu_loops.columns import columns_alignment
 from shapejit.passes.gpu_loops.phases import Columns, Phase, Points, Rows
 from shapejit.passes.gpu_loops.points import points_alignment
 from shapejit.passes.gpu_loops.problem import LoopProblem, element_types
-from shapejit.passes.gpu_loops.rows import keeps_invariants, row_invariants, rows_alignment
+from shapejit.passes.gpu_loops.rows import loads_shared_ahead, rows_alignment, shared_inputs
 from shapejit.passes.gpu_loops.schedule import MAX_NARROW, WARP, LoopSchedule
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.symbolic import Expr, Ranges, product
@@ -176,7 +176,7 @@ class _Chooser:
         block = phase.loop.block
         ops = [] if block is None else sir.operations(block)
         tensors = len(phase.loop.reads) + len(phase.loop.captures) + len(phase.positions)
-        functions = sum(op.name.startswith("math.") for op in ops)
+        functions = len([op for op in ops if op.name.startswith("math.")])
         beside = _REGISTERS_BESIDE + 8 * min(functions, 8)
         return (beside + length * min(tensors, 8) // 2) * self._words
 
@@ -284,8 +284,8 @@ class _Chooser:
     def _registers(self, phase: Rows, kept: int) -> int:
         """Registers of a thread that keeps so many elements of a row, about."""
         elements = 2 * kept  # what is loaded, and what is made of it
-        if keeps_invariants(self._problem, phase, kept):
-            elements += (kept * row_invariants(self._problem, phase) + 1) // 2  # packed, mostly
+        if loads_shared_ahead(self._problem, phase, kept):
+            elements += (kept * shared_inputs(self._problem, phase) + 1) // 2  # packed, mostly
         return (_REGISTERS_BESIDE + elements) * self._words
 
 

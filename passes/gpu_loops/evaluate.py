@@ -24,12 +24,12 @@ from mlir.dialects import arith, llvm
 from shapejit.passes.gpu_loops import access
 from shapejit.passes.gpu_loops.bodies import emit_body
 from shapejit.passes.gpu_loops.indexing import Indexer
-from shapejit.passes.gpu_loops.problem import Indices, Key, Loop, LoopProblem, Memory
-from shapejit.passes.nvgpu.builder import Num, Value, add, i64, mul, value
+from shapejit.passes.gpu_loops.problem import Indices, Key, Loop, LoopProblem, Memory, Read
+from shapejit.passes.nvgpu.builder import Num, Value, add, compare, i64, mul, value
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.nvgpu.problem import is_half
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Expr, product
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ class Evaluator:
             for read in loop.reads
         ]
 
-    def prefetch(self, loop: Loop, dims: Indices) -> None:
+    def prefetch(self, reads: Sequence[Read], dims: Indices) -> None:
         """Starts the loads of those of a loop's inputs that are in memory."""
         replaced = dict(enumerate(map(self.indexer.simplify, dims)))
-        for read in loop.reads:
+        for read in reads:
             if read.tensor in self.problem.inputs:
                 self.value(read.tensor, [index.substitute(dims=replaced) for index in read.indices])
 
@@ -205,8 +205,27 @@ class Evaluator:
         return made
 
     def extract(self, tensor: Key, indices: Sequence[Value]) -> Value:
-        """The element of an argument of the kernel at SSA indices."""
-        return self._load(self.problem.inputs[tensor], [self._expr(index) for index in indices])
+        """The element of an argument of the kernel at SSA indices; 0 if the tensor is empty.
+
+        Bodies limit their indices to the tensor's, which leaves index 0 of a tensor without
+        elements, where a concatenation reads one of several and does not take its value.
+        """
+        memory = self.problem.inputs[tensor]
+        return self._load(memory, list(map(self._expr, indices)), self._has_elements(memory))
+
+    def _has_elements(self, memory: Memory) -> Value | None:
+        """Whether a tensor has elements, i1; None if that is known from its sizes."""
+        unknown = [size for size in memory.shape if not size.constant]
+        if not unknown:
+            return None
+        # Simplified: where symbols are multiples of something, it is another expression.
+        count = self.indexer.simplify(product(unknown))
+
+        def build() -> Value:
+            return compare("ne", self.indexer.ssa(count), 0)
+
+        found: Value = self.indexer.at_level(0, ("has elements", count), build)
+        return found
 
     def _expr(self, index: Value) -> Expr:
         def register() -> Expr:
@@ -238,19 +257,28 @@ class Evaluator:
             number = arith.extui(i64(), number)
         return add(base, mul(number, bytes_of(memory.element)))
 
-    def _load(self, memory: Memory, indices: Sequence[Expr]) -> Value:
+    def _load(
+        self, memory: Memory, indices: Sequence[Expr], condition: Value | None = None
+    ) -> Value:
         offset, vector = self.indexer.simplify(memory.offset(indices)), self._vector
-        level = self._load_level(offset, memory, indices)
+        # A condition is one of this point, so the load stays here too.
+        level = self._load_level(offset, memory, indices) if condition is None else None
         if vector is None:
-            return self._load_at(memory, offset, 1, None, level)[0]
+            return self._load_at(memory, offset, 1, condition, level)[0]
         # What a body computed of a vector that is not there may be no index.
-        is_guarded = self._is_of_vector(offset) or self._is_computed(offset)
-        condition = vector.condition if is_guarded else None
+        if self._is_of_vector(offset) or self._is_computed(offset):
+            condition = self._both(condition, vector.condition)
         if (first := self._start(memory, offset)) is not None:
             loaded = self._load_at(memory, first, vector.length, condition, level)
             return loaded[vector.element]
         own = self.indexer.simplify(vector.at_element(offset))
         return self._load_at(memory, own, 1, condition, level)[0]
+
+    def _both(self, lhs: Value | None, rhs: Value | None) -> Value | None:
+        if lhs is None or rhs is None:
+            return rhs if lhs is None else lhs
+        found: Value = self.once(("both", lhs, rhs), lambda: arith.andi(lhs, rhs))
+        return found
 
     def _load_at(
         self, memory: Memory, offset: Expr, count: int, condition: Value | None, level: int | None

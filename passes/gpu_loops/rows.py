@@ -19,7 +19,7 @@ from shapejit.passes.gpu_loops.bodies import compute_type
 from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Rows, Stage
-from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Write
+from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Read, Write
 from shapejit.passes.gpu_loops.reduce import Reduction, Team
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, compare
@@ -27,8 +27,8 @@ from shapejit.symbolic import Expr, product
 
 # Elements of a row that a thread keeps at most where they are not side by side.
 _MOST_SINGLE = 32
-# Elements of what all rows share, such as the weights of a norm, that a thread keeps at most.
-_MOST_INVARIANTS = 32
+# Elements of what all rows share, such as the weights of a norm, that a thread loads with the row.
+_MOST_SHARED = 48
 # Elements and vectors that a thread loads at once in passes that are loops, as far as registers
 # allow: a thread of 1024 has 64.
 _AHEAD, _VECTORS_AHEAD, _MANY_THREADS = 32, 8, 1024
@@ -56,21 +56,23 @@ def _loops_of(problem: LoopProblem, phase: Rows) -> Sequence[Loop]:
     return problem.loops if len(problem.loops) > 1 else single
 
 
-def row_invariants(problem: LoopProblem, phase: Rows) -> int:
+def shared_inputs(problem: LoopProblem, phase: Rows) -> int:
     """Arguments that are read along the columns and are the same for all rows."""
     rows = len(phase.rows)
-    found = set()
-    for loop in _loops_of(problem, phase):
-        for read in loop.reads:
-            dims = {dim for index in read.indices for dim in index.dims()}
-            if read.tensor in problem.inputs and dims and min(dims) >= rows:
-                found.add(read.tensor)
-    return len(found)
+    reads = (read for loop in _loops_of(problem, phase) for read in loop.reads)
+    inputs = {read.tensor for read in reads if _is_shared(read, rows)}
+    return len(inputs & set(problem.inputs))
 
 
-def keeps_invariants(problem: LoopProblem, phase: Rows, kept: int) -> bool:
-    """Whether threads that keep so many elements of a row also keep those that all rows share."""
-    return kept * row_invariants(problem, phase) <= _MOST_INVARIANTS
+def _is_shared(read: Read, rows: int) -> bool:
+    """Whether a loop reads the same for all rows, but not for all columns."""
+    dims = {dim for index in read.indices for dim in index.dims()}
+    return bool(dims) and min(dims) >= rows
+
+
+def loads_shared_ahead(problem: LoopProblem, phase: Rows, kept: int) -> bool:
+    """Whether threads that keep so many elements of a row load with it what all rows share."""
+    return kept * shared_inputs(problem, phase) <= _MOST_SHARED
 
 
 def rows_units(phase: Rows, schedule: LoopSchedule) -> Expr:
@@ -172,15 +174,31 @@ class _Rows:
     def _rows(self, length: int, chunks: int) -> None:
         way = _Way(length, chunks, self._emission.lanes(length))
         count = product(self._phase.rows)
-        keeps = keeps_invariants(self._emission.problem, self._phase, length * chunks)
 
         def body(index: Expr, _: list[Value]) -> Sequence[Value]:
-            with self._evaluator.scope() if keeps else self._evaluator.inside():
-                self._row(self._indexer.spread(index, self._phase.rows), way)
+            # What all rows share is in the first-level cache from the first row on. Loaded before
+            # the loop it would make the first row, often the only one, wait for it.
+            with self._evaluator.inside():
+                row = self._indexer.spread(index, self._phase.rows)
+                self._load_ahead(row, way)
+                self._row(row, way)
             return ()
 
         limit = self._indexer.value(count)
         self._indexer.loop(self._first, limit, body, step=self._step, size=count)
+
+    def _load_ahead(self, row: Indices, way: _Way) -> None:
+        """Starts all loads of a row that stays in registers, so that only one latency shows."""
+        problem, phase = self._emission.problem, self._phase
+        if len(phase.columns) > 1:
+            return
+        [columns] = phase.columns
+        chunks = self._chunks(columns, way)
+        shared = loads_shared_ahead(problem, phase, way.length * way.chunks)
+        for loop in _loops_of(problem, phase):
+            if loop.space[len(row) :] == columns:
+                for chunk in chunks or ():
+                    self._prefetch(loop, (*row, *chunk.columns), chunk, way, shared=shared)
 
     def _row(self, row: Indices, way: _Way) -> None:
         for stage in self._phase.stages:
@@ -247,11 +265,15 @@ class _Rows:
         for (loop, _, write), total in zip(reduced, totals, strict=True):
             self._keep(loop, write, total, row)
 
-    def _prefetch(self, loop: Loop, dims: Indices, chunk: _Chunk, way: _Way) -> None:
-        lane = way.lane.dim_index
+    def _prefetch(
+        self, loop: Loop, dims: Indices, chunk: _Chunk, way: _Way, *, shared: bool = True
+    ) -> None:
+        """Starts a loop's loads of a vector; those of what all rows share only if `shared`."""
+        lane, rows = way.lane.dim_index, len(self._phase.rows)
         assert lane is not None
+        reads = [read for read in loop.reads if shared or not _is_shared(read, rows)]
         with self._evaluator.vector(Vector(way.length, lane, 0, chunk.condition)):
-            self._evaluator.prefetch(loop, dims)
+            self._evaluator.prefetch(reads, dims)
 
     def _part(
         self,
@@ -317,13 +339,22 @@ class _Rows:
         self, columns: Indices, way: _Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
         """Visits the vectors of this thread in a row; what it gives for no vectors is `empty`."""
-        vectors = self._indexer.simplify(product(columns) // way.length)
+        chunks = self._chunks(columns, way)
+        if chunks is None:
+            return self._loop(columns, way, visit, empty)
+        return visit(chunks, []) if chunks else list(empty)
+
+    def _vectors(self, columns: Indices, way: _Way) -> Expr:
+        return self._indexer.simplify(product(columns) // way.length)
+
+    def _chunks(self, columns: Indices, way: _Way) -> list[_Chunk] | None:
+        """The thread's vectors of a row that it keeps; None if it does not keep them."""
+        vectors = self._vectors(columns, way)
         count = vectors.constant
         per_thread = way.chunks if count is None else -(-count // self._team.size)
         if count == 0 or 0 < per_thread <= way.chunks:
-            chunks = [self._kept(columns, vectors, k, way) for k in range(per_thread)]
-            return visit(chunks, []) if chunks else list(empty)
-        return self._loop(columns, vectors, way, visit, empty)
+            return [self._kept(columns, vectors, k, way) for k in range(per_thread)]
+        return None
 
     def _kept(self, columns: Indices, vectors: Expr, number: int, way: _Way) -> _Chunk:
         """The thread's vector of this number, for all passes."""
@@ -339,9 +370,9 @@ class _Rows:
         return _Chunk(self._place(index, columns, way), condition)
 
     def _loop(
-        self, columns: Indices, vectors: Expr, way: _Way, visit: _Visit, empty: Sequence[Value]
+        self, columns: Indices, way: _Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
-        size = self._team.size
+        size, vectors = self._team.size, self._vectors(columns, way)
         elements = _AHEAD // (2 if self._schedule.threads == _MANY_THREADS else 1)
         ahead = min(max(elements // way.length, 1), _VECTORS_AHEAD)
         limit = self._indexer.value(vectors)

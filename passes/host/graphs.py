@@ -73,7 +73,10 @@ class _Launch:
         """
         units = np.ones(len(samples))
         for value, tile in self.variants[variant].grid.tiles:
-            units *= np.ceil(samples.evaluate(self.values[variant][value]) / tile)
+            size = self.values[variant][value]
+            units *= np.ceil(samples.evaluate(size) / tile)
+            if not samples.complete and size.constant is None:
+                units *= 2  # between samples there may be larger sizes, but none twice as large
         found: Integers = np.clip(units, 1, _MANY).astype(np.int64)
         return found
 
@@ -179,13 +182,11 @@ class GraphProgram(HostProgram):
 def _most_units(launches: Sequence[_Launch], regions: Regions, samples: Samples) -> list[list[int]]:
     """For each region the most units of each launch there; 0 where nothing is known."""
     known: dict[tuple[BoundLaunch, int], list[int]] = {}
-    # Between samples there may be larger sizes, but none twice as large.
-    slack = 1 if samples.complete else 2
     for launch, used in zip(launches, zip(*regions.variants, strict=True), strict=True):
         for variant in set(used):
             if (launch.bound, variant) not in known:
-                most = regions.most(launch.units(variant, samples), samples)
-                known[launch.bound, variant] = [slack * units for units in most]
+                units = launch.units(variant, samples)
+                known[launch.bound, variant] = regions.most(units, samples)
     return [
         [
             known[launch.bound, variant][number]

@@ -10,6 +10,8 @@ word, or replaces address, sizes and strides of a tensor map in place, each lane
 that every latency is paid once. One kernel serves every program; there are several only by how many
 words they take.
 
+A change of the records, or of which warp follows which, is another version: `RECORDS`.
+
 The records are ``PatchRecord`` of ``runtime/lib/cuda/Patch.h``, the parameters those of
 ``HeadCall``::
 
@@ -35,6 +37,7 @@ from shapejit.cache import fingerprint
 from shapejit.cache.cubins import TRIPLE, CubinUnit
 from shapejit.cache.key import TargetKey, VariantKey, sorted_items, text_digest
 from shapejit.codegen.cuda_tools import Tool
+from shapejit.gpu.graph import RECORDS
 from shapejit.gpu.interface import Grid, KernelInterface
 from shapejit.passes.nvgpu import ptx
 from shapejit.passes.nvgpu.builder import (
@@ -100,7 +103,7 @@ def capacity(words: int) -> int:
 
 
 def emit_head(words: int, architecture: Architecture) -> KernelInterface:
-    """Emits a head kernel at the current point, as ``gpu.module @head_<words>``.
+    """Emits a head kernel at the current point, as ``gpu.module @head_<records>_<words>``.
 
     Args:
         words: how many it takes.
@@ -113,7 +116,7 @@ def emit_head(words: int, architecture: Architecture) -> KernelInterface:
         raise LoweringError(
             f"has {words} words; head kernels have {', '.join(map(str, CAPACITIES))}"
         )
-    function = KernelFunction(f"head_{words}", architecture, threads=THREADS)
+    function = KernelFunction(f"head_{RECORDS}_{words}", architecture, threads=THREADS)
     call = _Call(function, words)
     with function.body():
         first = mul(nvvm.read_ptx_sreg_ctaid_x(i32()), THREADS // _LANES)
@@ -145,7 +148,7 @@ def head_unit(words: int, arch: str, tool: Tool) -> CubinUnit:
         math_mode="ieee",
         epilogue="",
         text=text_digest(text),
-        schedule=sorted_items({"name": f"head_{taken}", "pipeline": pipeline}),
+        schedule=sorted_items({"name": f"head_{RECORDS}_{taken}", "pipeline": pipeline}),
         alignment=_GRANULE,
         parameters="by-value",
         index_bits=64,

@@ -197,8 +197,8 @@ def replace_map_dim(map_: Value, dim: int, size: Value, condition: Value) -> Non
 def replace_map_stride(map_: Value, dim: int, pitch: Value, condition: Value) -> None:
     """Sets the stride in bytes, i64, of a dim after the first, which has none; they count from 0.
 
-    ptxas before 12.5 took sixteenths of it. All strides of a map share a word, which this reads and
-    writes.
+    Older versions of ptxas than are supported here took sixteenths of it. All strides of a map
+    share a word, which this reads and writes.
     """
     text = f"@$2 tensormap.replace.tile.global_stride.global.b1024.b64 [$0], {dim}, $1;"
     assembly(None, text, "l,l,b,~{memory}", [map_, pitch, condition], pure=False)

@@ -81,8 +81,8 @@ _WARPS = WARPGROUP // _WARP
 
 # Staging area of the results of a warpgroup, at most.
 _STORE_BYTES = 8192
-# A ring of fewer stages does not hide the latency of its loads.
-_LEAST_STAGES = 4
+# So many stages hide the latency of loads.
+_ENOUGH_STAGES = 8
 # More CTAs than that on a multiprocessor would not have more bytes on their way.
 _MOST_CTAS = 2
 
@@ -122,22 +122,24 @@ def _beside_neighbours(request: GemmRequest) -> GemmSchedule:
     """The schedule, with a ring that leaves room for the next kernel of a graph.
 
     In a graph of kernels that start early the next one sets up its barriers and loads its weights
-    while this one still runs, if its CTAs find room. So the ring has no more stages than a tile
-    has, and takes half of a multiprocessor's shared memory if it can do so with a few stages.
+    while this one still runs, if its CTAs find room. So the ring has no more stages than a CTA's
+    part of a tile has, and takes half of a multiprocessor's shared memory if enough stages stay to
+    hide the latency of loads. The number of CTAs stays that of the whole ring.
     """
     schedule, problem = request.schedule, request.problem
     if not (request.block and request.programmatic):
         return schedule
-    stages = schedule.stages
+    stages, enough = schedule.stages, _ENOUGH_STAGES
     depth = problem.space[problem.k].constant
     if depth is not None:
-        stages = min(stages, -(-depth // (schedule.depth * schedule.split)))
+        steps = max(-(-depth // (schedule.depth * schedule.split)), 2)
+        stages, enough = min(stages, steps), min(enough, steps)
     stage = stage_bytes(problem, schedule)
     rest = _shared(request) - schedule.stages * stage
     room = (bytes_for_each(request.architecture, 2) - rest) // stage
-    if room >= _LEAST_STAGES:
+    if room >= enough:
         stages = min(stages, room)
-    return replace(schedule, stages=min(schedule.stages, max(stages, 2)))
+    return replace(schedule, stages=stages)
 
 
 class _Kernel:
@@ -148,7 +150,8 @@ class _Kernel:
         self._directions = directions_of(request.problem, swapped=True)
         self._consumer_threads = WARPGROUP * schedule.consumers
         self._loads_ahead = request.programmatic and request.constant_weights
-        self._ctas_per_sm = min(ctas_that_fit(request.architecture, _shared(request)), _MOST_CTAS)
+        whole = _shared(request)
+        self._ctas_per_sm = min(ctas_that_fit(request.architecture, whole), _MOST_CTAS)
         self._function = KernelFunction(
             request.name,
             request.architecture,

@@ -9,7 +9,8 @@ has the native code, its working memory and the place where it runs.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 # shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
-# An empty tensor has no memory, but kernels may read one element of it and discard the value:
-# joining parts that can be empty reads each at an index clamped to 0.
+Place: TypeAlias = tuple[int, bool]
+"""The handle of a stream, and whether it is being captured into a graph of the caller's."""
+
+# An empty tensor has no memory, but kernels may read it at an index that is clamped to 0, and
+# discard the value: joining parts that can be empty does so.
 _EMPTY = ctypes.create_string_buffer(64)
 
 
@@ -36,13 +40,11 @@ class Execution(Protocol):
         device: where inputs, weights and outputs are.
         alignment: bytes that the addresses of inputs and weights are multiples of; 1 for any.
         for_empty: an address that stands for that of an empty tensor.
-        queues: whether `run` only queues work, in the order of a stream, and returns.
     """
 
     device: torch.device
     alignment: int
     for_empty: int
-    queues: bool
 
     @property
     def arena_bytes(self) -> int:
@@ -73,13 +75,20 @@ class Execution(Protocol):
             CudaError: the GPU's driver refuses it.
         """
 
-    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+    def place(self) -> Place | None:
+        """Where a call queues its work; None if it runs at once."""
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keeps what a captured call reads for as long as the process lives: its graph may."""
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Place | None) -> None:
         """``shapejit_run``, with working memory of its own.
 
         Args:
             symbols: as for `plan`.
             buffers: a ctypes array of addresses.
             arena_bytes: what `plan` said.
+            place: what `place` said.
 
         Raises:
             ArenaError: there is not enough memory.
@@ -108,7 +117,6 @@ class CpuExecution:
 
     alignment = 1
     code_bytes = 0
-    queues = False
     for_empty = ctypes.addressof(_EMPTY)
 
     def __init__(self, artefacts: Artefacts) -> None:
@@ -129,7 +137,13 @@ class CpuExecution:
     def prepare(self, buffers: Any) -> None:
         """See `Execution`; here there is nothing to prepare."""
 
-    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+    def place(self) -> None:
+        """See `Execution`: calls run at once."""
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """See `Execution`; nothing is captured here."""
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Place | None) -> None:
         """``shapejit_run``; see `Execution`."""
         arena = self._arenas.acquire(arena_bytes)
         try:

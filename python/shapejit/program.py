@@ -7,9 +7,10 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +27,12 @@ from shapejit.artefacts import (
 )
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
-from shapejit.execution import Execution, execution_for
+from shapejit.execution import Execution, Place, execution_for
 from shapejit.report_graphs import GraphStats
 from shapejit.signature import Signature
 from shapejit.weights import Buffers, Weights, as_readable
 
 _LOG = logs.logger("runtime")
-
-
-# Of so many combinations of sizes a program remembers what they come to.
-_MOST_REMEMBERED = 4096
 
 
 class _Counters:
@@ -47,37 +44,18 @@ class _Counters:
         self._copies = 0
         self._shapes: set[tuple[int, ...]] = set()
 
-    def count(self, copies: int) -> None:
-        """One more call, with the number of inputs copied."""
+    def count(self, symbols: tuple[int, ...], copies: int) -> None:
+        """One more call, with the symbols' values and the number of inputs copied."""
         with self._lock:
             self._calls += 1
             self._copies += copies
-
-    def saw(self, symbols: tuple[int, ...]) -> None:
-        """A call with these values of the symbols, maybe not the first one."""
-        if len(self._shapes) < report.MAX_SHAPES:
-            self._shapes.add(symbols)  # in one step, so without the lock
+            if len(self._shapes) < report.MAX_SHAPES:
+                self._shapes.add(symbols)
 
     def read(self) -> tuple[int, int, int]:
         """Calls, distinct shapes, inputs copied."""
         with self._lock:
             return self._calls, len(self._shapes), self._copies
-
-
-class _Sizes(NamedTuple):
-    """What the sizes of a call come to.
-
-    Attributes:
-        symbols: values of all symbols, 0 for derived ones.
-        native: the same as native code takes them.
-        arena_bytes: working memory.
-        outputs: the sizes of each tensor output.
-    """
-
-    symbols: list[int]
-    native: Any
-    arena_bytes: int
-    outputs: list[list[int]]
 
 
 class _Tables:
@@ -119,6 +97,8 @@ class Program(nn.Module):
 
     On a GPU a call queues its kernels in the current stream and does not wait for them. It may be
     captured into a CUDA graph, which then keeps what it needs of the program, but for the weights.
+    Weights are looked at while a call runs already; it runs again if one has changed. The memory of
+    a weight that moved is therefore given back by the next call.
 
     As a submodule, a program contributes the model's weights to the state dict under their own
     names, but they are not its `parameters()`: it computes no gradients.
@@ -169,23 +149,17 @@ class Program(nn.Module):
             (index, getattr(torch, spec.dtype).is_floating_point)
             for index, spec in self.signature.tensors
         ]
-        self._outputs = _tensor_outputs(artefacts)
-        # Quicker than torch.empty, which reads dtype and device anew for every output.
-        self._allocators = [
-            torch.empty(0, dtype=dtype, device=device).new_empty for _, _, dtype in self._outputs
-        ]
+        self._outputs = _tensor_outputs(artefacts, device)
         self._only_tensors = all(isinstance(spec, TensorOutput) for spec in artefacts.outputs)
         self._structure = _structurer(artefacts.output_tree)
         self._symbols_type = ctypes.c_int64 * max(len(artefacts.symbols), 1)
         self._plan_type = ctypes.c_int64 * (2 + sum(artefacts.output_ranks))
+        self._read_plan = struct.Struct(f"{2 + sum(artefacts.output_ranks)}q").unpack
         self._tables = self._new_tables(self._weights.last)
         self._first_output = (
             len(self._tensor_inputs) + len(artefacts.weights) + len(artefacts.packs)
         )
         self._counters = _Counters()
-        # By all sizes of the inputs in a row; the combination that came first goes first.
-        self._remembered: dict[tuple[int, ...], _Sizes] = {}
-        self._remembering = threading.Lock()
         self._copies_logged = False
         self._execution.prepare(self._tables.borrow())
 
@@ -198,28 +172,13 @@ class Program(nn.Module):
             ShapeJitError: the call is not one that the program was compiled for.
         """
         leaves = self.signature.flatten(args, kwargs)
-        measured = tuple(self.signature.measure(leaves))
-        sizes = self._remembered.get(measured) or self._sizes_of(measured, leaves)
+        symbols = self.signature.bind(leaves)
         if torch.is_grad_enabled():
             self._check_grad(leaves)
-        outputs = self._execute(leaves, sizes)
+        outputs = self._execute(leaves, symbols)
         if not self._only_tensors:
-            outputs = self._all_outputs(outputs, leaves, sizes.symbols)
+            outputs = self._all_outputs(outputs, leaves, symbols)
         return self._structure(outputs)
-
-    def _sizes_of(self, measured: tuple[int, ...], leaves: Sequence[Any]) -> _Sizes:
-        """What sizes come to that were not seen lately."""
-        symbols = self.signature.solve(measured, leaves)
-        native = self._symbols_type(*symbols)
-        plan = self._planned(native, symbols)
-        outputs = [plan[start:end] for start, end, _ in self._outputs]
-        sizes = _Sizes(symbols, native, plan[0], outputs)
-        if len(self._remembered) >= _MOST_REMEMBERED:
-            with self._remembering:
-                self._remembered.pop(next(iter(self._remembered)), None)
-        self._remembered[measured] = sizes
-        self._counters.saw(tuple(symbols))
-        return sizes
 
     def _check_grad(self, leaves: Sequence[Any]) -> None:
         self.signature.check_grad(leaves)
@@ -227,29 +186,45 @@ class Program(nn.Module):
         if weight is not None:
             raise ErrorId.SJ_GRAD_001.error(what=f"weight {quote(weight)}")
 
-    def _execute(self, leaves: Sequence[Any], sizes: _Sizes) -> list[Any]:
+    def _execute(self, leaves: Sequence[Any], symbols: list[int]) -> list[Any]:
         """Run the native code: the tensor outputs."""
         # All of this is done for every call, so little is called from here. Where the native code
         # only queues work, weights are looked at while that runs already.
         execution = self._execution
-        late = execution.queues
+        place = execution.place()
+        late = place is not None and not place[1]
+        # Held until the native code was called.
         weights = self._weights.last if late else self._weights.current()
-        outputs = self._allocate_outputs(sizes)
-        copied = self._run(weights, leaves, outputs, sizes)
-        if late and (current := self._weights.current()) is not weights:
-            self._run(current, leaves, outputs, sizes)  # what was queued before is overwritten
-        self._counters.count(copied)
+        native_symbols = self._symbols_type(*symbols)
+        plan = self._planned(native_symbols, symbols)
+        outputs = self._allocate_outputs(plan, symbols)
+        try:
+            copied = self._run(weights, leaves, outputs, native_symbols, plan[0], place)
+            if late and (current := self._weights.current()) is not weights:
+                # What was queued before is overwritten.
+                self._run(current, leaves, outputs, native_symbols, plan[0], place)
+        except ArenaError as error:
+            self._raise_memory(f"{plan[0]} bytes of working memory", symbols, error)
+        if place is not None and place[1]:
+            execution.keep(self._weights.copies())
+        self._counters.count(tuple(symbols), copied)
         return outputs
 
     def _run(
-        self, weights: Buffers, leaves: Sequence[Any], outputs: Sequence[Tensor], sizes: _Sizes
+        self,
+        weights: Buffers,
+        leaves: Sequence[Any],
+        outputs: Sequence[Tensor],
+        symbols: Any,
+        arena_bytes: int,
+        place: Place | None,
     ) -> int:
         """Run the native code with these weights: how many inputs had to be copied."""
         execution, tables = self._execution, self._tables
         if tables.weights is not weights:
             tables = self._tables = self._new_tables(weights)
         table = tables.borrow()
-        odd = execution.alignment - 1
+        odd, for_empty = execution.alignment - 1, execution.for_empty
         copied: list[Tensor] = []  # which live until the native code was called
         for position, (index, floating) in enumerate(self._tensor_inputs):
             tensor = leaves[index]
@@ -257,13 +232,10 @@ class Program(nn.Module):
             if address & odd or not tensor.is_contiguous() or (floating and tensor.is_neg()):
                 copied.append(as_readable(tensor, odd + 1))
                 address = copied[-1].data_ptr()
-            table[position] = address or execution.for_empty
+            table[position] = address or for_empty
         for position, tensor in enumerate(outputs, self._first_output):
-            table[position] = tensor.data_ptr()
-        try:
-            execution.run(sizes.native, table, sizes.arena_bytes)
-        except ArenaError as error:
-            self._raise_memory(f"{sizes.arena_bytes} bytes of working memory", sizes, error)
+            table[position] = tensor.data_ptr() or for_empty
+        execution.run(symbols, table, arena_bytes, place)
         tables.give_back(table)
         if copied and not self._copies_logged:
             self._log_copies(len(copied))
@@ -276,14 +248,13 @@ class Program(nn.Module):
         self._copies_logged = True
         _LOG.info("%d inputs cannot be read in place and are copied; not said again", count)
 
-    def _planned(self, native_symbols: Any, symbols: list[int]) -> list[int]:
+    def _planned(self, native_symbols: Any, symbols: list[int]) -> Sequence[int]:
         """What shapejit_plan says: bytes of the arena, then the sizes of all tensor outputs."""
         native_plan = self._plan_type()
         self._execution.plan(native_symbols, native_plan)
-        plan = list(native_plan)
-        code = plan.pop()
-        if code:
-            self._raise_constraint(code, symbols)
+        plan: tuple[int, ...] = self._read_plan(native_plan)
+        if plan[-1]:
+            self._raise_constraint(plan[-1], symbols)
         return plan
 
     def _raise_constraint(self, code: int, symbols: list[int]) -> NoReturn:
@@ -296,17 +267,15 @@ class Program(nn.Module):
             values=values, rule=named(broken.rule, specs), location=broken.location
         )
 
-    def _allocate_outputs(self, sizes: _Sizes) -> list[Any]:
+    def _allocate_outputs(self, plan: Sequence[int], symbols: list[int]) -> list[Any]:
         try:
-            return [
-                allocate(of_output)
-                for allocate, of_output in zip(self._allocators, sizes.outputs, strict=True)
-            ]
+            return [allocate(plan[start:end]) for allocate, start, end in self._outputs]
         except RuntimeError as error:
-            self._raise_memory(f"outputs of sizes {sizes.outputs}", sizes, error)
+            sizes = [list(plan[start:end]) for _, start, end in self._outputs]
+            self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
 
-    def _raise_memory(self, what: str, sizes: _Sizes, error: RuntimeError) -> NoReturn:
-        values = values_text(sizes.symbols, self.artefacts.symbols)
+    def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
+        values = values_text(symbols, self.artefacts.symbols)
         reason = str(error).splitlines()[0].rstrip(".")
         raise ErrorId.SJ_SHAPE_010.error(values=values, what=what, reason=reason) from error
 
@@ -449,14 +418,18 @@ def _device_of(weights: Sequence[Tensor]) -> torch.device | None:
     return next((tensor.device for tensor in weights if tensor.is_cuda), None)
 
 
-def _tensor_outputs(artefacts: Artefacts) -> list[tuple[int, int, torch.dtype]]:
-    """Where each tensor output's sizes lie in the plan (start, end), and its dtype."""
-    found = []
+def _tensor_outputs(
+    artefacts: Artefacts, device: torch.device
+) -> list[tuple[Callable[[Sequence[int]], Tensor], int, int]]:
+    """What makes each tensor output, and where its sizes lie in the plan (start, end)."""
+    found: list[tuple[Callable[[Sequence[int]], Tensor], int, int]] = []
     start = 1
     for spec in artefacts.outputs:
         if isinstance(spec, TensorOutput):
             end = start + len(spec.dims)
-            found.append((start, end, getattr(torch, spec.dtype)))
+            # Quicker than torch.empty, which reads dtype and device anew for every output.
+            like = torch.empty(0, dtype=getattr(torch, spec.dtype), device=device)
+            found.append((like.new_empty, start, end))
             start = end
     return found
 

@@ -170,14 +170,6 @@ class Signature:
         Raises:
             ShapeJitError: a leaf is not what the program was compiled for; names which, and why.
         """
-        return self.solve(self.measure(leaves), leaves)
-
-    def measure(self, leaves: Sequence[Any]) -> list[int]:
-        """Check all of the leaves of a call but their sizes, and return these in a row.
-
-        Raises:
-            ShapeJitError: as for `bind`.
-        """
         sizes = self._tensor_sizes(leaves)
         if sizes is None:
             raise self._diagnose(leaves)
@@ -188,7 +180,10 @@ class Signature:
         for index, value in self._constants:
             if not same_constant(leaves[index], value):
                 raise self._diagnose(leaves)
-        return sizes
+        symbols = self._solve(sizes)
+        if symbols is None:
+            raise self._diagnose(leaves)
+        return symbols
 
     def _tensor_sizes(self, leaves: Sequence[Any]) -> list[int] | None:
         """The sizes of all tensors in a row; None if a leaf is no tensor as it has to be."""
@@ -212,17 +207,6 @@ class Signature:
             return None
         return sizes
 
-    def solve(self, sizes: Sequence[int], leaves: Sequence[Any]) -> list[int]:
-        """The value of every symbol, 0 for derived ones, from what `measure` gave for the leaves.
-
-        Raises:
-            ShapeJitError: as for `bind`.
-        """
-        symbols = self._solve(sizes)
-        if symbols is None:
-            raise self._diagnose(leaves)
-        return symbols
-
     def with_derived(self, symbols: Sequence[int]) -> list[int]:
         """The values that `bind` gave, with those of derived symbols filled in."""
         values = list(symbols)
@@ -237,33 +221,6 @@ class Signature:
             if leaves[index].requires_grad:
                 raise ErrorId.SJ_GRAD_001.error(what=f"argument {quote(spec.path)}")
 
-    def _solve(self, sizes: Sequence[int]) -> list[int] | None:
-        """Values of the symbols from all sizes of the inputs in a row; None if a rule is broken."""
-        symbols = [0] * len(self.symbols)
-        for symbol, position in self._direct:
-            symbols[symbol] = sizes[position]
-        for symbol, position, scale, offset in self._affine:
-            symbols[symbol], remainder = divmod(sizes[position] - offset, scale)
-            if remainder:
-                return None
-        for symbol, root in self._merged:
-            symbols[symbol] = symbols[root]
-        for symbol, low, high, divisor in self._ranges:
-            value = symbols[symbol]
-            if not low <= value <= high or (divisor != 1 and value % divisor):
-                return None
-        return symbols if self._agree(sizes, symbols) else None
-
-    def _agree(self, sizes: Sequence[int], symbols: list[int]) -> bool:
-        """Whether the sizes that determine no symbol are as the symbols' values say."""
-        for position, value in self._static:
-            if sizes[position] != value:
-                return False
-        for position, symbol in self._repeated:
-            if sizes[position] != symbols[symbol]:
-                return False
-        return all(sizes[position] == evaluate(symbols) for position, evaluate in self._verified)
-
     def _diagnose(self, leaves: Sequence[Any]) -> ShapeJitError:
         from shapejit.diagnosis import diagnose
 
@@ -275,42 +232,10 @@ class Signature:
         places = [(place, self.rooted(size)) for place, size in self.sizes]
         position_of = {place: position for position, (place, _) in enumerate(places)}
         self.solutions = self._find_solutions(places)
-        used = {solution.place for solution in self.solutions}
         self._tensor_checks = [
             (index, getattr(torch, spec.dtype), len(spec.dims)) for index, spec in self.tensors
         ]
-        self._direct: list[tuple[int, int]] = []  # symbol, position
-        self._affine: list[tuple[int, int, int, int]] = []  # symbol, position, scale, offset
-        for solution in self.solutions:
-            position = position_of[solution.place]
-            if (solution.scale, solution.offset) == (1, 0):
-                self._direct.append((solution.symbol, position))
-            else:
-                self._affine.append((solution.symbol, position, solution.scale, solution.offset))
-        self._merged = [
-            (symbol, self.root(symbol))
-            for symbol in range(len(self.symbols))
-            if self.root(symbol) != symbol
-        ]
-        self._ranges = [
-            (symbol, spec.min, UNBOUNDED if spec.max is None else spec.max, spec.divisor)
-            for symbol, spec in enumerate(self.symbols)
-            if spec.derived is None
-        ]
-        self._static: list[tuple[int, int]] = []  # position, size
-        self._repeated: list[tuple[int, int]] = []  # position, symbol
-        self._verified: list[tuple[int, Callable[[list[int]], int]]] = []
-        for position, (place, size) in enumerate(places):
-            if place not in used:
-                self._plan_check(position, size)
-
-    def _plan_check(self, position: int, size: Expr) -> None:
-        if size.constant is not None:
-            self._static.append((position, size.constant))
-        elif (symbol := size.symbol_index) is not None:
-            self._repeated.append((position, symbol))
-        else:
-            self._verified.append((position, size.evaluate))
+        self._solve = _solver(self, position_of, [size for _, size in places])
 
     def _find_solutions(self, places: Sequence[tuple[Place, Expr]]) -> tuple[Solution, ...]:
         """One solution for each symbol that is neither merged nor derived; plain dims first."""
@@ -339,6 +264,59 @@ class Signature:
         return ErrorId.SJ_SHAPE_009.error(
             dim=self.symbols[symbol].name, uses=", ".join(uses) or "no input at all"
         )
+
+
+def _solver(
+    signature: Signature, position_of: Mapping[Place, int], sizes: Sequence[Expr]
+) -> Callable[[list[int]], list[int] | None]:
+    """A function from all sizes of a call in a row to the values of the symbols, 0 for derived
+    ones; None if a rule is broken. It is made for the signature, as every call goes through it.
+
+    Args:
+        signature: with its solutions.
+        position_of: where in the row each size of the signature is.
+        sizes: what they are over symbols, in their order.
+    """
+    lines = [f"[{', '.join(f'z{position}' for position in range(len(sizes)))}] = sizes"]
+    rules: list[str] = []
+    solved = set()
+    for solution in signature.solutions:
+        position = position_of[solution.place]
+        solved.add(position)
+        if (solution.scale, solution.offset) == (1, 0):
+            lines.append(f"s{solution.symbol} = z{position}")
+            continue
+        lines.append(
+            f"s{solution.symbol}, r{position} = divmod(z{position} - {solution.offset}, "
+            f"{solution.scale})"
+        )
+        rules.append(f"not r{position}")
+    for symbol, spec in enumerate(signature.symbols):
+        if spec.derived is not None:
+            lines.append(f"s{symbol} = 0")
+            continue
+        if (root := signature.root(symbol)) != symbol:
+            lines.append(f"s{symbol} = s{root}")
+        rules.append(f"s{symbol} >= {spec.min}")
+        rules += [] if spec.max is None else [f"s{symbol} <= {spec.max}"]
+        rules += [] if spec.divisor == 1 else [f"s{symbol} % {spec.divisor} == 0"]
+    lines.append(f"symbols = [{', '.join(f's{i}' for i in range(len(signature.symbols)))}]")
+    verified: list[Callable[[list[int]], int]] = []
+    for position, size in enumerate(sizes):
+        if position in solved:
+            continue
+        if size.constant is not None:
+            rules.append(f"z{position} == {size.constant}")
+        elif (other := size.symbol_index) is not None:
+            rules.append(f"z{position} == s{other}")
+        else:
+            rules.append(f"z{position} == verified[{len(verified)}](symbols)")
+            verified.append(size.evaluate)
+    lines.append(f"return symbols if {' and '.join(rules) or True} else None")
+    namespace: dict[str, Any] = {"verified": verified}
+    exec("def solve(sizes):\n " + "\n ".join(lines), namespace)
+    solve: Callable[[list[int]], list[int] | None] = namespace["solve"]
+    return solve
 
 
 def solve_affine(size: Expr) -> tuple[int, int, int] | None:

@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shapejit import logs, tensor_layout
+from shapejit import logs
 from shapejit.artefacts import CopySpec, JoinSpec, PackSpec, WeightSpec
 from shapejit.errors import ErrorId
 
 _LOG = logs.logger("runtime")
 
 Stamp = tuple[int, int]
+
+# Whether tensors lie at these addresses, at once for all of them: builds of torch for CUDA have it,
+# for the inputs of torch's own graphs.
+_compare_addresses: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
+    torch._C, "_tensors_data_ptrs_at_indices_equal", None
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,39 @@ class Buffers:
     packed: tuple[Tensor, ...]
     copied_bytes: int
     storages: tuple[torch.UntypedStorage, ...] = ()
+
+
+class _Seen:
+    """What calls compare the weights with. It is exchanged as a whole, as other threads look at it.
+
+    Args:
+        watched: the weights that can move.
+        addresses: where they were.
+        copied: those of which there are copies.
+        versions: that they had.
+    """
+
+    def __init__(
+        self,
+        watched: list[Tensor],
+        addresses: list[int],
+        copied: list[Tensor],
+        versions: list[int],
+    ) -> None:
+        self._watched = watched
+        self._addresses = addresses
+        self._numbers = list(range(len(watched)))
+        self._copied = copied
+        self._versions = versions
+
+    def differs(self) -> bool:
+        """Whether a weight has moved, or one with copies was written."""
+        if _compare_addresses is None:
+            if list(map(Tensor.data_ptr, self._watched)) != self._addresses:
+                return True
+        elif not _compare_addresses(self._watched, self._addresses, self._numbers):
+            return True
+        return [tensor._version for tensor in self._copied] != self._versions
 
 
 class Weights:
@@ -79,9 +118,11 @@ class Weights:
         self.tensors: list[Tensor] = list(tensors)
         self._device = device
         self._alignment = alignment
+        # On a GPU a copy that is made again goes where it was: graphs have its address. Calls that
+        # are queued in other streams must be over then, as for weights that are read in place.
+        self._copies_stay = device.type == "cuda"
         self._freed: frozenset[int] = frozenset()
         self._lock = threading.Lock()
-        self._look: tensor_layout.Watch | None = None
         self._stamps: list[Stamp | None] = [None] * len(self.specs)
         self._buffers = Buffers((), (None,) * len(self.specs), (), 0)
         self._refresh()
@@ -100,6 +141,12 @@ class Weights:
     def last(self) -> Buffers:
         """What `current` gave last; weights may have changed since."""
         return self._buffers
+
+    def copies(self) -> list[Tensor]:
+        """The copies of weights that kernels read."""
+        in_place = enumerate(self._buffers.in_place)
+        copied = [t for index, t in in_place if t is not None and self._is_copy(index, t)]
+        return [*copied, *self._buffers.packed]
 
     @property
     def copied_bytes(self) -> int:
@@ -151,15 +198,7 @@ class Weights:
 
     def _changed(self) -> bool:
         """Whether a weight has moved, or one with copies was written; runs on every call."""
-        if self._look is not None:
-            return bool(self._look.changed())
-        return self._differs()
-
-    def _differs(self) -> bool:
-        """The same, by asking torch."""
-        if list(map(Tensor.data_ptr, self._watched)) != self._pointers:
-            return True
-        return [tensor._version for tensor in self._copied] != self._versions
+        return self._seen.differs()
 
     def _refresh(self) -> None:
         """Check the weights that changed since the last time, and make their copies."""
@@ -199,16 +238,13 @@ class Weights:
         versioned = [
             index for index in live if index in copied and not self.tensors[index].is_inference()
         ]
-        self._watched = [self.tensors[index] for index in live]
-        self._copied = [self.tensors[index] for index in versioned]
         stamps = self._stamps
-        self._pointers = [stamp[0] for index in live if (stamp := stamps[index]) is not None]
-        self._versions = [stamp[1] for index in versioned if (stamp := stamps[index]) is not None]
-        self._look = None
-        if (layout := tensor_layout.layout()) is not None:
-            look = tensor_layout.Watch(layout, self._watched, [i in versioned for i in live])
-            # What changed since the stamps were taken is still to be noticed.
-            self._look = None if self._differs() else look
+        self._seen = _Seen(
+            [self.tensors[index] for index in live],
+            [stamp[0] for index in live if (stamp := stamps[index]) is not None],
+            [self.tensors[index] for index in versioned],
+            [stamp[1] for index in versioned if (stamp := stamps[index]) is not None],
+        )
 
     def _is_copy(self, index: int, tensor: Tensor | None) -> bool:
         return tensor is not None and tensor is not self.tensors[index]
@@ -217,17 +253,13 @@ class Weights:
         """The buffers, with new copies of the changed weights and the old ones of the rest."""
         old = self._buffers
         in_place = tuple(
-            (
-                as_readable(self.tensors[index], self._alignment)
-                if index in changed
-                else old.in_place[index]
-            )
+            (self._readable(index) if index in changed else old.in_place[index])
             if spec.read_in_place
             else None
             for index, spec in enumerate(self.specs)
         )
         packed = tuple(
-            old.packed[number] if changed.isdisjoint(sources(pack)) else self._copy(pack)
+            old.packed[number] if changed.isdisjoint(sources(pack)) else self._copy(number)
             for number, pack in enumerate(self.packs)
         )
         copies = [
@@ -243,12 +275,32 @@ class Weights:
             storages=tuple(t.untyped_storage() for t in in_place if t is not None),
         )
 
-    def _copy(self, pack: CopySpec) -> Tensor:
+    def _readable(self, index: int) -> Tensor:
+        """A weight that kernels read, or a copy of it."""
+        tensor, old = self.tensors[index], self._buffers.in_place[index]
+        # What was made in inference mode could not be written outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            if (
+                old is not None
+                and self._copies_stay
+                and self._is_copy(index, old)
+                and not is_readable(tensor, self._alignment)
+            ):
+                return old.copy_(tensor)
+            return as_readable(tensor, self._alignment)
+
+    def _copy(self, number: int) -> Tensor:
         """The copy that a spec describes, made of the weights as they are now."""
-        if isinstance(pack, PackSpec):
-            return pack_panels(self.tensors[pack.weight], pack)
-        # A weight that was freed is still part of the copy before.
-        return torch.cat([self.value(index).detach() for index in pack.weights], pack.dim)
+        pack = self.packs[number]
+        with torch.inference_mode(False), torch.no_grad():
+            if isinstance(pack, PackSpec):
+                return pack_panels(self.tensors[pack.weight], pack)
+            # A weight that was freed is still part of the copy before.
+            parts = [self.value(index).detach() for index in pack.weights]
+            old = self._buffers.packed
+            if old and self._copies_stay:
+                return torch.cat(parts, pack.dim, out=old[number])
+            return torch.cat(parts, pack.dim)
 
     def _check(self, index: int) -> None:
         spec, tensor = self.specs[index], self.tensors[index]

@@ -25,6 +25,7 @@ struct FakeLaunch {
   uint32_t cluster;      ///< 0: no attribute was given
   uint32_t programmatic; ///< 0: no attribute was given, or 0
   uint32_t parameters;
+  int32_t carveout; ///< for shared memory, in per cent; -1: the driver's choice
   void *stream;
   void *graph;               ///< that it was captured into; null if it was not
   void *executable;          ///< the executable graph that ran it; null if none did

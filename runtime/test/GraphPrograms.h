@@ -157,6 +157,7 @@ inline void checkCall(int first, const std::vector<ChainLaunch> &launches,
   CHECK(fakeLaunches() == first + 1 + static_cast<int>(launches.size()));
   for (size_t i = 0; i <= launches.size(); ++i) {
     const FakeLaunch &launch = *fakeLaunchAt(first + static_cast<int>(i));
+    CHECK(launch.carveout == 100);
     CHECK(launch.stream == stream && !launch.graph && !launch.executable == !graph);
     // The head kernel and the first one wait for all that came before.
     bool programmatic = i > 1 && launches[i - 1].gemm.interface.programmatic;

@@ -81,7 +81,7 @@ int64_t randomWord() {
   case 2:
     return draw(1, 1000);
   case 3:
-    return chance(4) ? -1 : INT64_C(1) << draw(20, 45);
+    return chance(4) ? -1 : (INT64_C(1) << draw(20, 45)) - 16;
   default:
     return 16 * draw(1, 1 << 20);
   }
@@ -482,6 +482,22 @@ void testErrors(LoadedModule &module) {
   odd[2] += 8;
   CHECK(program.run(odd, nullptr) == ShapejitRtCudaBadCall && errorHas("(operand 0)"));
   CHECK(fakeLaunches() == before);
+  {
+    Gemm wide("gemm_block");
+    wide.parameters.resize(1);
+    wide.toBlock();
+    MadeKernel kernel(module, wide);
+    ChainLaunch launch = {kernel.handle, wide, {1}, {0, 0, 4, 4, 4, 4}, 0};
+    MadeProgram other(module, 2, 5);
+    other.add(0, {launch});
+    std::vector<int64_t> symbols = {0, (INT64_C(1) << 32) - 1, 0x10000, 0, 0, 64};
+    CHECK(other.run(symbols, nullptr) == ShapejitRtCudaGraphMissing);
+    symbols[1] += 1;
+    CHECK(areTaken({launch}, symbols));
+    CHECK(other.run(symbols, nullptr) == ShapejitRtCudaBadCall);
+    CHECK(errorHas("4294967296 elements; in a program it has 4294967295 at most"));
+  }
+  wordsOfPrograms = chain.wordCount();
   // Addresses of what is empty do not matter.
   odd[1] = 0;
   CHECK(program.run(odd, nullptr) == ShapejitRtCudaGraphMissing);

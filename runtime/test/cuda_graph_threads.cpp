@@ -7,6 +7,7 @@
 #include "GraphPrograms.h"
 
 #include <atomic>
+#include <random>
 #include <thread>
 
 namespace {
@@ -93,6 +94,41 @@ void testThreads(LoadedModule &module, bool moves) {
     fakeStreamDestroy(stream);
 }
 
+/// Many more streams than instances, in any order and shared by threads. The fake driver sees to it
+/// that no block is changed while another stream may still read it.
+void testManyStreams(LoadedModule &module) {
+  Chain chain(module, 2);
+  MadeProgram program(module, chain.callWords(), chain.wordCount(), 4);
+  for (int64_t key = 0; key < kRegions; ++key)
+    program.add(key, chain.launches);
+  std::vector<void *> streams = {nullptr};
+  while (streams.size() < 13)
+    streams.push_back(fakeStreamCreate(0));
+  std::atomic<bool> stop{false};
+  std::thread maker([&] { prepare(program, stop); });
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 5; ++seed)
+    threads.emplace_back([&, seed] {
+      wordsOfPrograms = chain.wordCount();
+      std::mt19937 random(seed);
+      for (int i = 0; i < 5 * kRounds; ++i) {
+        auto symbols = chain.symbols(random() % kRegions, 1 + random() % 1000);
+        int32_t answer = program.run(symbols, streams[random() % streams.size()]);
+        CHECK(answer == ShapejitRtCudaOk || answer == ShapejitRtCudaGraphMissing);
+      }
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+  stop = true;
+  maker.join();
+  CHECK(program.use().instances == 4 && program.use().bindings == 1);
+  CHECK(fakeCalls("cuStreamWaitEvent") > kRounds);
+  program.release();
+  for (void *stream : streams)
+    if (stream)
+      fakeStreamDestroy(stream);
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -103,6 +139,7 @@ int main(int argc, char **argv) {
       testThreads(module, moves);
       fakeForgetLaunches();
     }
+    testManyStreams(module);
   }
   CHECK(shapejitRtCudaModules() == 0 && fakeModules() == 0 && fakeMemory() == 256);
   CHECK(fakeGraphs() == 0 && fakeExecutables() == 0);

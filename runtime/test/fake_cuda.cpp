@@ -1,95 +1,19 @@
 // Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// See FakeCuda.h. Built as a shared library that stands for libcuda.
+// The driver itself: devices, modules, functions, memory, and what tests ask and tell it. See
+// FakeCuda.h. Built with its other files as a shared library that stands for libcuda.
 
-#include "FakeCuda.h"
-
-#include "../lib/cuda/Abi.h"
-#include "HeadTwin.h"
+#include "FakeDriver.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
-
-namespace abi = shapejit::rt::cuda::abi;
-
-struct abi::ContextHandle {
-  int device;
-};
-struct abi::FunctionHandle {
-  std::string name;
-  int registers, sharedBytes, maxThreads;
-  std::vector<size_t> parameters;
-  abi::ModuleHandle *module;
-  int dynamicSharedBytes = 48 << 10;
-  bool nonPortable = false;
-};
-struct abi::ModuleHandle {
-  abi::ContextHandle *context;
-  std::map<std::string, abi::FunctionHandle> functions;
-};
-struct abi::UserObjectHandle {
-  void *object;
-  void (*destroy)(void *);
-  int references;
-};
-/// A kernel node: a launch without its stream.
-struct Node {
-  abi::Function function;
-  abi::LaunchConfig config;
-  uint32_t cluster, programmatic;
-  std::vector<std::vector<unsigned char>> parameters;
-};
-
-/// User objects of a graph and of what was instantiated from it, ended with the last of these.
-struct Held {
-  std::vector<abi::UserObjectHandle *> objects;
-  ~Held();
-};
-struct abi::GraphNodeHandle {
-  abi::GraphHandle *graph;
-  size_t number;
-};
-struct abi::GraphHandle {
-  std::shared_ptr<Held> held = std::make_shared<Held>();
-  std::vector<Node> nodes;
-  std::deque<abi::GraphNodeHandle> handles; ///< of the nodes, if they were added one by one
-  size_t edges = 0;
-};
-struct abi::GraphExecHandle {
-  abi::GraphHandle *source;
-  std::shared_ptr<Held> held;
-  std::vector<Node> nodes;
-};
-struct abi::EventHandle {
-  unsigned long long stream = 0; ///< where it was recorded last
-};
-struct abi::StreamHandle {
-  abi::ContextHandle *context;
-  unsigned long long id;
-  abi::GraphHandle *graph = nullptr; ///< that it is captured into
-  uint64_t capture = 0;
-  abi::CaptureMode mode = abi::kCaptureGlobal;
-  std::thread::id capturer{};
-  bool spoiled = false;
-};
-
-static thread_local bool inDestructor = false;
 
 Held::~Held() {
   std::thread([this] {
-    inDestructor = true;
+    fake::inDestructor = true;
     for (abi::UserObjectHandle *object : objects) {
       object->destroy(object->object);
       delete object;
@@ -97,24 +21,17 @@ Held::~Held() {
   }).join();
 }
 
-namespace {
+// The state.
 
-constexpr int kDevices = 2;
-constexpr int kMultiprocessors = 132;
-constexpr int kInvalidValue = 1, kInvalidContext = 201, kCaptureUnsupported = 900,
-              kCaptureInvalidatedResult = 901;
+namespace fake {
 
 std::recursive_mutex lock;
-using Locked = std::lock_guard<std::recursive_mutex>;
-
 abi::ContextHandle contexts[kDevices] = {{0}, {1}};
 abi::StreamHandle legacyStreams[kDevices] = {{&contexts[0], 1}, {&contexts[1], 2}};
 thread_local std::vector<abi::ContextHandle *> stack;
 thread_local abi::CaptureMode threadMode = abi::kCaptureGlobal;
+thread_local bool inDestructor = false;
 
-struct Failure {
-  int result, skipped;
-};
 std::map<std::string, Failure> failures;
 std::map<std::string, int> calls;
 std::string violations;
@@ -134,7 +51,6 @@ void violate(const std::string &what) { violations += what + "\n"; }
 
 abi::ContextHandle *current() { return stack.empty() ? nullptr : stack.back(); }
 
-/// Counts a call and says whether it is to fail.
 abi::Result enter(const char *name) {
   ++calls[name];
   if (inDestructor)
@@ -146,17 +62,6 @@ abi::Result enter(const char *name) {
   failures.erase(found);
   return result;
 }
-
-#define ENTER(name)                                                                                \
-  Locked locked(lock);                                                                             \
-  if (abi::Result failure = enter(#name))                                                          \
-  return failure
-
-/// The same for a call that a capture forbids.
-#define ENTER_UNSAFE(name)                                                                         \
-  ENTER(name);                                                                                     \
-  if (abi::Result failure = forbid(#name))                                                         \
-  return failure
 
 abi::Result forbid(const char *name) {
   if (threadMode == abi::kCaptureRelaxed)
@@ -179,7 +84,7 @@ abi::StreamHandle *resolve(abi::Stream stream) {
   return current() ? &legacyStreams[current()->device] : nullptr;
 }
 
-// The driver's functions, by name.
+// Functions of the driver.
 
 abi::Result cuInit(unsigned) {
   ENTER(cuInit);
@@ -332,6 +237,8 @@ abi::Result cuFuncSetAttribute(abi::Function function, abi::FunctionAttribute at
     function->dynamicSharedBytes = value;
   else if (attribute == abi::kNonPortableClusterSizeAllowed)
     function->nonPortable = value != 0;
+  else if (attribute == abi::kPreferredSharedMemoryCarveout)
+    function->carveout = value;
   else
     return kInvalidValue;
   return 0;
@@ -368,86 +275,6 @@ abi::Result cuOccupancyMaxActiveClusters(int *clusters, abi::Function,
     return kInvalidValue;
   int size = static_cast<int>(config->attrs[0].value.clusterDim.x);
   *clusters = 6 * (16 / size) + 2 * (18 / size);
-  return 0;
-}
-
-Node nodeOf(const abi::LaunchConfig &config, abi::Function function, void **parameters) {
-  Node node = {function, config, 0, 0, {}};
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == abi::kClusterDimension)
-      node.cluster = config.attrs[i].value.clusterDim.x;
-    if (config.attrs[i].id == abi::kProgrammaticStreamSerialization)
-      node.programmatic =
-          static_cast<uint32_t>(config.attrs[i].value.programmaticStreamSerializationAllowed);
-  }
-  node.config.attrs = nullptr;
-  for (size_t i = 0; i < function->parameters.size(); ++i) {
-    auto *from = static_cast<const unsigned char *>(parameters[i]);
-    node.parameters.emplace_back(from, from + function->parameters[i]);
-  }
-  return node;
-}
-
-void record(const Node &node, abi::Stream stream, abi::GraphHandle *graph,
-            abi::GraphExecHandle *executable) {
-  FakeLaunch launch = {};
-  const abi::LaunchConfig &config = node.config;
-  snprintf(launch.entry, sizeof(launch.entry), "%s", node.function->name.c_str());
-  const uint32_t grid[] = {config.gridDimX, config.gridDimY, config.gridDimZ};
-  const uint32_t block[] = {config.blockDimX, config.blockDimY, config.blockDimZ};
-  std::copy(grid, grid + 3, launch.grid);
-  std::copy(block, block + 3, launch.block);
-  launch.sharedBytes = config.sharedMemBytes;
-  launch.cluster = node.cluster;
-  launch.programmatic = node.programmatic;
-  launch.stream = stream;
-  launch.graph = graph;
-  launch.executable = executable;
-  size_t used = 0;
-  for (const std::vector<unsigned char> &parameter : node.parameters) {
-    launch.offsets[launch.parameters++] = static_cast<uint32_t>(used);
-    memcpy(launch.bytes + used, parameter.data(),
-           std::min(parameter.size(), sizeof(launch.bytes) - used));
-    used = std::min(used + parameter.size(), sizeof(launch.bytes));
-  }
-  if (launches.size() == 10000)
-    launches.pop_front();
-  launches.push_back(launch);
-}
-
-/// What a kernel does, if it is one that runs.
-void execute(const Node &node) {
-  if (node.function->name.rfind("head_", 0) != 0)
-    return;
-  std::vector<const void *> parameters;
-  for (const std::vector<unsigned char> &parameter : node.parameters)
-    parameters.push_back(parameter.data());
-  runHead(parameters.data(), node.config.gridDimX * node.config.blockDimX);
-}
-
-abi::Result cuLaunchKernelEx(const abi::LaunchConfig *config, abi::Function function,
-                             void **parameters, void **extra) {
-  ++heldLaunches;
-  while (holdsLaunches)
-    std::this_thread::yield();
-  --heldLaunches;
-  ENTER(cuLaunchKernelEx);
-  abi::StreamHandle *stream = resolve(config->hStream);
-  if (!stream || stream->context != current() || function->module->context != current())
-    return abi::kInvalidHandle;
-  Node node = nodeOf(*config, function, parameters);
-  uint32_t cluster = std::max(node.cluster, 1u);
-  if (extra || config->gridDimX == 0 || config->gridDimX % cluster != 0 ||
-      static_cast<int>(config->sharedMemBytes) > function->dynamicSharedBytes ||
-      (cluster > 8 && !function->nonPortable))
-    return kInvalidValue;
-  if (stream->spoiled)
-    return kCaptureInvalidatedResult;
-  record(node, config->hStream, stream->graph, nullptr);
-  if (stream->graph)
-    stream->graph->nodes.push_back(node);
-  else
-    execute(node);
   return 0;
 }
 
@@ -497,10 +324,13 @@ abi::Result cuMemAlloc(abi::Address *address, size_t bytes) {
 
 abi::Result cuMemFree(abi::Address address) {
   ENTER_UNSAFE(cuMemFree);
-  if (!memory.erase(address)) {
+  auto found = memory.find(address);
+  if (found == memory.end()) {
     violate("memory was freed twice");
     return kInvalidValue;
   }
+  forgetUse(address, found->second);
+  memory.erase(found);
   std::free(reinterpret_cast<void *>(address));
   return 0;
 }
@@ -532,266 +362,11 @@ abi::Result cuMemcpyHtoDAsync(abi::Address to, const void *from, size_t bytes, a
   return 0;
 }
 
-abi::Result cuStreamCreate(abi::Stream *stream, unsigned flags) {
-  ENTER_UNSAFE(cuStreamCreate);
-  if (flags != abi::kStreamNonBlocking)
-    violate("a stream of the library waits for the default stream");
-  *stream = new abi::StreamHandle{current(), nextId++};
-  streams.insert(*stream);
-  return 0;
-}
+} // namespace fake
 
-abi::Result cuEventCreate(abi::Event *event, unsigned flags) {
-  ENTER_UNSAFE(cuEventCreate);
-  if (flags != abi::kEventDisableTiming)
-    return kInvalidValue;
-  *event = *events.insert(new abi::EventHandle).first;
-  return 0;
-}
+using namespace fake;
 
-abi::Result cuEventRecord(abi::Event event, abi::Stream handle) {
-  ENTER(cuEventRecord);
-  abi::StreamHandle *stream = resolve(handle);
-  if (!events.count(event) || !stream || stream->context != current())
-    return abi::kInvalidHandle;
-  if (stream->graph)
-    violate("an event was recorded in a capture");
-  event->stream = stream->id;
-  return 0;
-}
-
-abi::Result cuStreamWaitEvent(abi::Stream handle, abi::Event event, unsigned flags) {
-  ENTER(cuStreamWaitEvent);
-  abi::StreamHandle *stream = resolve(handle);
-  if (!events.count(event) || flags || !stream)
-    return abi::kInvalidHandle;
-  if (!event->stream)
-    violate("a stream waits for an event that was never recorded");
-  return 0;
-}
-
-abi::Result cuEventDestroy(abi::Event event) {
-  ENTER(cuEventDestroy);
-  if (!events.erase(event)) {
-    violate("an event was destroyed twice");
-    return kInvalidValue;
-  }
-  delete event;
-  return 0;
-}
-
-abi::Result cuStreamSynchronize(abi::Stream handle) {
-  ENTER_UNSAFE(cuStreamSynchronize);
-  abi::StreamHandle *stream = resolve(handle);
-  return stream && !stream->graph ? 0 : kCaptureUnsupported;
-}
-
-abi::Result cuStreamGetId(abi::Stream handle, unsigned long long *id) {
-  ENTER(cuStreamGetId);
-  abi::StreamHandle *stream = resolve(handle);
-  if (!stream)
-    return abi::kInvalidHandle;
-  if (stream->graph) {
-    stream->spoiled = true;
-    violate("cuStreamGetId was called for a stream that is captured");
-    return kCaptureUnsupported;
-  }
-  *id = stream->id;
-  return 0;
-}
-
-abi::Result cuStreamGetCaptureInfo(abi::Stream handle, abi::CaptureStatus *status, uint64_t *id,
-                                   abi::Graph *graph, const abi::GraphNode **, size_t *) {
-  ENTER(cuStreamGetCaptureInfo);
-  abi::StreamHandle *stream = resolve(handle);
-  if (!stream)
-    return abi::kInvalidHandle;
-  *status = stream->spoiled ? abi::kCaptureInvalidated
-            : stream->graph ? abi::kCaptureActive
-                            : abi::kCaptureNone;
-  *id = stream->capture;
-  *graph = stream->graph;
-  return 0;
-}
-
-abi::Result cuThreadExchangeStreamCaptureMode(abi::CaptureMode *mode) {
-  ENTER(cuThreadExchangeStreamCaptureMode);
-  std::swap(*mode, threadMode);
-  return 0;
-}
-
-abi::Result cuUserObjectCreate(abi::UserObject *made, void *object, void (*destroy)(void *),
-                               unsigned references, unsigned flags) {
-  ENTER(cuUserObjectCreate);
-  if (flags != abi::kUserObjectNoDestructorSync)
-    return kInvalidValue;
-  *made = new abi::UserObjectHandle{object, destroy, static_cast<int>(references)};
-  return 0;
-}
-
-abi::Result cuUserObjectRelease(abi::UserObject object, unsigned count) {
-  ENTER(cuUserObjectRelease);
-  object->references -= static_cast<int>(count);
-  if (object->references == 0) {
-    object->destroy(object->object);
-    delete object;
-  }
-  return 0;
-}
-
-abi::Result cuGraphRetainUserObject(abi::Graph graph, abi::UserObject object, unsigned count,
-                                    unsigned flags) {
-  ENTER(cuGraphRetainUserObject);
-  if (count != 1 || flags != abi::kGraphUserObjectMove)
-    return kInvalidValue;
-  graph->held->objects.push_back(object);
-  return 0;
-}
-
-abi::Result cuGraphCreate(abi::Graph *graph, unsigned flags) {
-  ENTER(cuGraphCreate);
-  if (flags)
-    return kInvalidValue;
-  *graph = *graphs.insert(new abi::GraphHandle).first;
-  return 0;
-}
-
-Node nodeOf(const abi::KernelNodeParams &params) {
-  abi::LaunchConfig config = {};
-  config.gridDimX = params.gridDimX;
-  config.gridDimY = params.gridDimY;
-  config.gridDimZ = params.gridDimZ;
-  config.blockDimX = params.blockDimX;
-  config.blockDimY = params.blockDimY;
-  config.blockDimZ = params.blockDimZ;
-  config.sharedMemBytes = params.sharedMemBytes;
-  return nodeOf(config, params.func, params.kernelParams);
-}
-
-abi::Result cuGraphAddKernelNode(abi::GraphNode *node, abi::Graph graph, const abi::GraphNode *,
-                                 size_t dependencies, const abi::KernelNodeParams *params) {
-  ENTER(cuGraphAddKernelNode);
-  if (!graphs.count(graph) || dependencies || params->extra || params->kern ||
-      params->gridDimX == 0 ||
-      static_cast<int>(params->sharedMemBytes) > params->func->dynamicSharedBytes)
-    return kInvalidValue;
-  if (params->func->module->context != current())
-    return abi::kInvalidHandle;
-  graph->handles.push_back({graph, graph->nodes.size()});
-  graph->nodes.push_back(nodeOf(*params));
-  *node = &graph->handles.back();
-  return 0;
-}
-
-abi::Result cuGraphKernelNodeSetAttribute(abi::GraphNode node, abi::LaunchAttributeId attribute,
-                                          const abi::LaunchAttributeValue *value) {
-  ENTER(cuGraphKernelNodeSetAttribute);
-  if (attribute != abi::kClusterDimension || !graphs.count(node->graph))
-    return kInvalidValue;
-  Node &made = node->graph->nodes[node->number];
-  made.cluster = value->clusterDim.x;
-  return made.config.gridDimX % made.cluster == 0 ? 0 : kInvalidValue;
-}
-
-/// Nodes form a chain: each one waits for the one that was added before it.
-abi::Result cuGraphAddDependencies(abi::Graph graph, const abi::GraphNode *from,
-                                   const abi::GraphNode *to, const abi::GraphEdgeData *edges,
-                                   size_t count) {
-  ENTER(cuGraphAddDependencies);
-  for (size_t i = 0; i < count; ++i) {
-    if (from[i]->graph != graph || to[i]->graph != graph || edges[i].to_port ||
-        (edges[i].type == abi::kDependencyProgrammatic) !=
-            (edges[i].from_port == abi::kPortProgrammatic))
-      return kInvalidValue;
-    if (to[i]->number != from[i]->number + 1)
-      violate("an edge leaves the chain of a graph");
-    ++graph->edges;
-    graph->nodes[to[i]->number].programmatic = edges[i].type == abi::kDependencyProgrammatic;
-  }
-  return 0;
-}
-
-abi::Result cuGraphInstantiateWithFlags(abi::GraphExec *executable, abi::Graph graph,
-                                        unsigned long long flags) {
-  ENTER_UNSAFE(cuGraphInstantiateWithFlags);
-  if (flags || !graphs.count(graph))
-    return kInvalidValue;
-  if (graph->edges + 1 != graph->nodes.size())
-    violate("a graph is no chain");
-  *executable = new abi::GraphExecHandle{graph, graph->held, graph->nodes};
-  executables.insert(*executable);
-  return 0;
-}
-
-abi::Result cuGraphUpload(abi::GraphExec executable, abi::Stream stream) {
-  ENTER(cuGraphUpload);
-  return executables.count(executable) && resolve(stream) ? 0 : kInvalidValue;
-}
-
-void replay(const std::vector<Node> &nodes, abi::Stream stream, abi::GraphExecHandle *executable) {
-  for (const Node &node : nodes) {
-    record(node, stream, nullptr, executable);
-    execute(node);
-  }
-}
-
-abi::Result cuGraphLaunch(abi::GraphExec executable, abi::Stream handle) {
-  ++heldLaunches;
-  while (holdsLaunches)
-    std::this_thread::yield();
-  --heldLaunches;
-  ENTER(cuGraphLaunch);
-  abi::StreamHandle *stream = resolve(handle);
-  if (!executables.count(executable) || !stream || stream->context != current())
-    return abi::kInvalidHandle;
-  if (stream->graph)
-    violate("an executable graph was launched into a capture");
-  replay(executable->nodes, handle, executable);
-  return 0;
-}
-
-abi::Result cuGraphExecKernelNodeSetParams(abi::GraphExec executable, abi::GraphNode node,
-                                           const abi::KernelNodeParams *params) {
-  ENTER(cuGraphExecKernelNodeSetParams);
-  if (!executables.count(executable))
-    return abi::kInvalidHandle;
-  if (!graphs.count(executable->source) || node->graph != executable->source) {
-    violate("a node is changed whose graph is gone");
-    return kInvalidValue;
-  }
-  if (params->extra || params->kern)
-    return kInvalidValue;
-  executable->nodes[node->number] = nodeOf(*params);
-  return 0;
-}
-
-abi::Result cuGraphExecDestroy(abi::GraphExec executable) {
-  std::shared_ptr<Held> held; // ended without the lock
-  {
-    ENTER(cuGraphExecDestroy);
-    if (!executables.erase(executable)) {
-      violate("an executable graph was destroyed twice");
-      return kInvalidValue;
-    }
-    held = executable->held;
-    delete executable;
-  }
-  return 0;
-}
-
-abi::Result cuGraphDestroy(abi::Graph graph) {
-  std::shared_ptr<Held> held;
-  {
-    ENTER(cuGraphDestroy);
-    if (!graphs.erase(graph)) {
-      violate("a graph was destroyed twice");
-      return kInvalidValue;
-    }
-    held = graph->held;
-    delete graph;
-  }
-  return 0;
-}
+namespace {
 
 struct Entry {
   const char *name;
@@ -799,58 +374,11 @@ struct Entry {
   void *function;
 };
 
-#define FUNCTION(name, version) {#name, version, reinterpret_cast<void *>(&name)}
 const Entry table[] = {
-    FUNCTION(cuInit, 2000),
-    FUNCTION(cuGetErrorName, 6000),
-    FUNCTION(cuGetErrorString, 6000),
-    FUNCTION(cuDriverGetVersion, 2020),
-    FUNCTION(cuDeviceGetCount, 2000),
-    FUNCTION(cuDeviceGet, 2000),
-    FUNCTION(cuDeviceGetName, 2000),
-    FUNCTION(cuDeviceGetAttribute, 2000),
-    FUNCTION(cuDeviceTotalMem, 3020),
-    FUNCTION(cuDevicePrimaryCtxRetain, 7000),
-    FUNCTION(cuCtxGetCurrent, 4000),
-    FUNCTION(cuCtxPushCurrent, 4000),
-    FUNCTION(cuCtxPopCurrent, 4000),
-    FUNCTION(cuModuleLoadDataEx, 2010),
-    FUNCTION(cuModuleUnload, 2000),
-    FUNCTION(cuModuleGetFunction, 2000),
-    FUNCTION(cuFuncGetAttribute, 2020),
-    FUNCTION(cuFuncSetAttribute, 9000),
-    FUNCTION(cuFuncLoad, 12040),
-    FUNCTION(cuFuncGetParamInfo, 12040),
-    FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050),
-    FUNCTION(cuOccupancyMaxActiveClusters, 11070),
-    FUNCTION(cuLaunchKernelEx, 11060),
-    FUNCTION(cuTensorMapEncodeTiled, 12000),
-    FUNCTION(cuMemAlloc, 3020),
-    FUNCTION(cuMemFree, 3020),
-    FUNCTION(cuMemsetD8Async, 3020),
-    FUNCTION(cuMemcpyHtoDAsync, 3020),
-    FUNCTION(cuStreamCreate, 2000),
-    FUNCTION(cuStreamSynchronize, 2000),
-    FUNCTION(cuStreamWaitEvent, 3020),
-    FUNCTION(cuEventCreate, 2000),
-    FUNCTION(cuEventRecord, 2000),
-    FUNCTION(cuEventDestroy, 4000),
-    FUNCTION(cuStreamGetId, 12000),
-    FUNCTION(cuStreamGetCaptureInfo, 11030),
-    FUNCTION(cuThreadExchangeStreamCaptureMode, 10010),
-    FUNCTION(cuUserObjectCreate, 11030),
-    FUNCTION(cuUserObjectRelease, 11030),
-    FUNCTION(cuGraphRetainUserObject, 11030),
-    FUNCTION(cuGraphCreate, 10000),
-    FUNCTION(cuGraphAddKernelNode, 12000),
-    FUNCTION(cuGraphKernelNodeSetAttribute, 11000),
-    FUNCTION(cuGraphAddDependencies, 12030),
-    FUNCTION(cuGraphInstantiateWithFlags, 11040),
-    FUNCTION(cuGraphUpload, 11010),
-    FUNCTION(cuGraphLaunch, 10000),
-    FUNCTION(cuGraphExecKernelNodeSetParams, 12000),
-    FUNCTION(cuGraphExecDestroy, 10000),
-    FUNCTION(cuGraphDestroy, 10000),
+#define SHAPEJIT_FAKE_ENTRY(name, version, parameters)                                             \
+  {#name, version, reinterpret_cast<void *>(&fake::name)},
+    SHAPEJIT_CUDA_REQUIRED(SHAPEJIT_FAKE_ENTRY) SHAPEJIT_CUDA_OPTIONAL(SHAPEJIT_FAKE_ENTRY)
+#undef SHAPEJIT_FAKE_ENTRY
 };
 
 } // namespace
@@ -961,7 +489,7 @@ void fakeGraphDestroy(void *handle) { delete static_cast<abi::GraphHandle *>(han
 
 void fakeGraphReplay(void *handle) {
   Locked locked(lock);
-  replay(static_cast<abi::GraphHandle *>(handle)->nodes, nullptr, nullptr);
+  replay(static_cast<abi::GraphHandle *>(handle)->nodes, nullptr, nullptr, nullptr);
 }
 
 void fakeSetContext(int device) {

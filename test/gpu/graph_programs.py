@@ -15,20 +15,17 @@ import torch
 from torch import Tensor
 
 from shapejit import ir as sir
-from shapejit import passes
-from shapejit.cache.cubins import CubinEntry, CubinRecipe, CubinUnit, cubin_unit
+from shapejit.cache.cubins import CubinEntry, CubinRecipe, cubin_unit
 from shapejit.codegen import HostTarget, JitLibrary, compile_object
 from shapejit.codegen.builder import cubin_builder
-from shapejit.codegen.ptx import private_context, translate
-from shapejit.codegen.ptxas import assemble, find_ptxas
+from shapejit.codegen.ptx import private_context
+from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.device import Device
 from shapejit.gpu.graph import GraphLaunch, GraphProgram, Head
 from shapejit.gpu.interface import KernelInterface, TensorMap
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
-from shapejit.pass_host import run_pipeline
 from shapejit.passes.nvgpu.head import head_unit
-from shapejit.passes.nvgpu.pipeline import NVVM_PIPELINE, finish
 from shapejit.symbolic import Expr
 from unit.simulated_gemms import Gemm
 
@@ -109,36 +106,17 @@ def gemm_kernels(
     device: Device, gemm: Gemm, schedules: Sequence[str], *, ahead: bool = True
 ) -> list[Kernel]:
     """Variants of a product in block form that may start before the kernel ahead ends."""
-    units = [_unit(gemm, schedule, device.arch, ahead) for schedule in schedules]
+    units = []
+    for schedule in schedules:
+        recipe = CubinRecipe(schedule, device.arch, parameters="block", programmatic=ahead)
+        with private_context():
+            module = ir.Module.parse(gemm.text)
+            [kernel] = sir.kernels(module).values()
+            units.append(cubin_unit(kernel, recipe, find_ptxas()))
     built = cubin_builder().build_all(units)
     return [
         Kernel(built[unit.key].interface, Module(built[unit.key].cubin, device)) for unit in units
     ]
-
-
-def _unit(gemm: Gemm, schedule: str, arch: str, ahead: bool) -> CubinUnit:
-    recipe = CubinRecipe(schedule, arch, parameters="block", programmatic=ahead)
-    with private_context():
-        module = ir.Module.parse(gemm.text)
-        [kernel] = sir.kernels(module).values()
-        return cubin_unit(kernel, recipe, find_ptxas())
-
-
-def gemm_without_fence(device: Device, gemm: Gemm, schedule: str) -> Kernel:
-    """A variant as `gemm_kernels` makes it that does not acquire its tensor maps: it is wrong."""
-    unit = _unit(gemm, schedule, device.arch, ahead=True)
-    passes.register_all()
-    with private_context():
-        module = ir.Module.parse(unit.text)
-        run_pipeline(module, unit.pipeline, stage="test")
-        run_pipeline(module, NVVM_PIPELINE, stage="test")
-        finish(module)
-        [code] = translate(module)
-    lines = code.ptx.splitlines()
-    kept = [line for line in lines if "fence.proxy.tensormap" not in line]
-    assert len(kept) < len(lines), "it acquires no map"
-    cubin = assemble("\n".join(kept), code.arch)
-    return Kernel(code.interface, Module(cubin.data, device))
 
 
 @dataclass

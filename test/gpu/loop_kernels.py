@@ -44,7 +44,8 @@ class DeviceKernel:
         for dtype, sizes in self.lowered.results:
             shape = [size.evaluate(symbols) for size in sizes]
             poison = math.nan if dtype.is_floating_point else 1
-            memory = torch.full((math.prod(shape) + _BEHIND,), poison, device="cuda").to(dtype)
+            count = math.prod(shape) + _BEHIND
+            memory = torch.full((count,), poison, device="cuda", dtype=dtype)
             memories.append(memory)
             results.append(memory[: math.prod(shape)].view(shape))
         behind = [

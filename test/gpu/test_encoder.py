@@ -162,15 +162,43 @@ def test_streams_and_threads(compiled: Compiled) -> None:
     assert not failures
 
 
-def test_many_streams_in_turn(compiled: Compiled) -> None:
-    """More streams than instances."""
-    for number in range(12):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            result = compiled.program(*compiled.cases[number])
-            assert torch.equal(result, compiled.results[number])
+def test_more_streams_than_instances(compiled: Compiled) -> None:
+    """All queued at once: an instance goes from stream to stream while it is in use."""
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(12)]
+    for first in range(0, 84, 12):
+        results = []
+        for number, stream in enumerate(streams, first):
+            with torch.cuda.stream(stream):
+                results.append(compiled.program(*compiled.cases[number]))
+        torch.cuda.synchronize()
+        assert all(map(same, results, compiled.results[first : first + 12]))
     graphs = compiled.program.stats().graphs
     assert graphs is not None
     assert graphs.instances <= 9
+
+
+def test_a_capture_after_a_weight_has_moved(compiled: Compiled) -> None:
+    """The graph holds one run, with the weight as it is now."""
+    weight = compiled.model.transformer.encoder.layer[0].attention.output.dense.weight
+    saved = weight.data
+    case, expected = compiled.cases[5], compiled.results[5]
+    before = compiled.program.stats().graphs
+    assert before is not None
+    try:
+        weight.data = weight.data.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = compiled.program(*case)
+        after = compiled.program.stats().graphs
+        assert after is not None
+        assert after.captured_calls == before.captured_calls + 1
+        saved.mul_(-1)  # which nothing reads any more
+        graph.replay()
+        assert torch.equal(result, expected)
+    finally:
+        saved.copy_(weight.data)
+        weight.data = saved
 
 
 def test_memory_stays_flat(compiled: Compiled) -> None:

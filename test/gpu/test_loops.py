@@ -177,6 +177,24 @@ def test_reduced_bools(device: Device, kind: str, where: str) -> None:
     assert torch.equal(y.cpu(), simulated.reduced_by_torch(kind, x, simulated.REDUCED[where][2]))
 
 
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 3), (0, 3), (3, 0), (0, 0), (1000, 77)])
+def test_concatenation(device: Device, outer: bool, sizes: tuple[int, int]) -> None:
+    kernel = DeviceKernel(simulated.concatenation(outer), device)
+    shapes = [(size, 512) if outer else (512, size) for size in sizes]
+    x, y = (samples.values("bf16", *shape, seed=i) for i, shape in enumerate(shapes))
+    [z] = kernel([x.cuda(), y.cuda()], *sizes)
+    assert torch.equal(z.cpu(), torch.cat([x, y], 0 if outer else 1))
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (1, 1), (70, 20), (1000, 333)])
+def test_transposition(device: Device, sizes: tuple[int, int]) -> None:
+    kernel = DeviceKernel(simulated.transposed("bf16"), device)
+    x = samples.values("bf16", *sizes, 3)
+    [y] = kernel([x.cuda()], *sizes)
+    assert torch.equal(y.cpu(), x.permute(1, 2, 0))
+
+
 def apply(device: Device, lowered: GpuKernel, *operands: Tensor) -> Tensor:
     [result] = DeviceKernel(lowered, device)([each.cuda() for each in operands], len(operands[0]))
     return result.cpu()

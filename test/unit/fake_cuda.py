@@ -12,7 +12,18 @@ import functools
 import os
 import shutil
 import subprocess
-from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_ubyte, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_ubyte,
+    c_uint32,
+    c_void_p,
+)
 from pathlib import Path
 
 import pytest
@@ -37,6 +48,7 @@ class FakeLaunch(Structure):
         ("cluster", c_uint32),
         ("programmatic", c_uint32),
         ("parameters", c_uint32),
+        ("carveout", c_int32),
         ("stream", c_void_p),
         ("graph", c_void_p),
         ("executable", c_void_p),
@@ -54,8 +66,8 @@ class FakeLaunch(Structure):
 def fake_driver(sanitizers: str = "") -> Path:
     """Builds the fake driver."""
     path = folder() / f"libfake_cuda-{sanitizers}.so"
-    source = str(RUNTIME / "test" / "fake_cuda.cpp")
-    compile_program(["-fPIC", "-shared", source], path, sanitizers)
+    sources = map(str, sorted((RUNTIME / "test").glob("fake_*.cpp")))
+    compile_program(["-fPIC", "-shared", *sources], path, sanitizers)
     return path
 
 

@@ -72,7 +72,6 @@ class Simulated:
     device = CPU
     alignment = 16
     for_empty = 0
-    queues = False
     arena_bytes = 0
     code_bytes = 0
 
@@ -92,7 +91,13 @@ class Simulated:
         self.launched: list[int] = []
         self.failure: Exception | None = None
 
-    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
+    def place(self) -> None:
+        """Calls run at once."""
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing is captured."""
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Any) -> None:
         """Copies all buffers to the simulated GPU, runs, and copies the outputs back."""
         self._memory, self.failure = GlobalMemory(), None
         self.launched.clear()

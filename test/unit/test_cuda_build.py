@@ -131,7 +131,7 @@ def test_programs_of_more_than_two_launches_run_under_graphs() -> None:
         interface = variant.entry.interface
         assert (interface.block, interface.programmatic) == (True, True)
         assert interface.grid.ctas_per_sm > 0, "the grid does not depend on sizes"
-    assert graph.head_entry.interface.entry == "head_32"
+    assert graph.head_entry.interface.entry.startswith("head_")
     assert set(graph.words[: graph.call_words]) == {
         "s0", "input 0", "arena 0", "arena 1", "output 0",
     }  # fmt: skip

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import threading
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,6 +248,54 @@ def test_a_captured_call_takes_no_arena_from_the_pool(mine: FakeProgram) -> None
     fake.controls.fakeGraphDestroy(graph)
     fake.controls.fakeStreamDestroy(mine.streams.handle)
     mine.streams.handle, mine.streams.captured = 0, False
+
+
+def test_a_capture_sees_a_weight_that_has_just_moved(mine: FakeProgram) -> None:
+    """Weights are looked at first, or the graph would hold what was queued before as well."""
+    fake = mine.fake
+    mine.program(rows(5))
+    weight = mine.program._weights.tensors[0]
+    saved = weight.data
+    try:
+        weight.data = weight.data.clone()
+        mine.streams.handle = fake.controls.fakeStreamCreate(0)
+        mine.streams.captured = True
+        fake.controls.fakeBeginCapture(mine.streams.handle, 0)
+        up, down = mine.launches(lambda: mine.program(rows(5)))
+        graph = fake.controls.fakeEndCapture(mine.streams.handle)
+        addresses = [
+            int.from_bytes(launch.parameter(number, 8), "little")
+            for launch in (up, down)
+            for number in range(launch.parameters)
+        ]
+        assert weight.data_ptr() in addresses
+        assert saved.data_ptr() not in addresses
+        fake.controls.fakeGraphDestroy(graph)
+        fake.controls.fakeStreamDestroy(mine.streams.handle)
+    finally:
+        weight.data = saved
+        mine.streams.handle, mine.streams.captured = 0, False
+
+
+def test_copies_of_weights_outlive_a_program_that_was_captured(fake: Fake) -> None:
+    artefacts, weights = residual()
+    buffer = torch.zeros(weights[0].numel() + 1, dtype=torch.bfloat16)
+    shifted = buffer[1:].view(weights[0].shape)
+    one = on_fake(artefacts, [shifted, *weights[1:]], fake)
+    [copied] = one.program._weights.copies()
+    kept = weakref.ref(copied)
+    del copied
+    one.streams.handle = fake.controls.fakeStreamCreate(0)
+    one.streams.captured = True
+    fake.controls.fakeBeginCapture(one.streams.handle, 0)
+    one.program(rows(5))
+    graph = fake.controls.fakeEndCapture(one.streams.handle)
+    stream = one.streams.handle
+    del one
+    gc.collect()
+    assert kept() is not None
+    fake.controls.fakeGraphDestroy(graph)
+    fake.controls.fakeStreamDestroy(stream)
 
 
 def test_threads(mine: FakeProgram) -> None:

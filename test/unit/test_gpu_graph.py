@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from shapejit.cache.cubins import CubinEntry
+from shapejit.codegen.ptxas import Resources
 from shapejit.gpu.errors import DriverCallError, KernelInterfaceError, LaunchError
-from shapejit.gpu.graph import GraphLaunch, GraphProgram, Head
+from shapejit.gpu.graph import RECORDS, GraphLaunch, GraphProgram, Head
 from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size, TensorMap
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
@@ -264,6 +266,46 @@ def test_a_launch_that_does_not_fit(fake: Fake, program: Program) -> None:
     for _ in range(2):
         with pytest.raises(KernelInterfaceError, match=r"launch 0, kernel add: .*operand"):
             program.run(5)
+
+
+def test_a_head_kernel_of_another_version(fake: Fake) -> None:
+    interface = replace(ADD, entry=f"head_{RECORDS + 1}_32", block=False, block_bytes=0)
+    entry = CubinEntry("head", interface, Resources(32, 0, 0, 0, 0, 0), IMAGE)
+    with pytest.raises(KernelInterfaceError, match=r"head_\d+_32 .*compile the program again"):
+        Head.load(entry, fake.driver.device(0))
+    interface = replace(interface, entry=f"head_{RECORDS}_32")
+    head = Head.load(replace(entry, interface=interface), fake.driver.device(0))
+    assert (head.words, head.threads, head.entry) == (32, 128, f"head_{RECORDS}_32")
+
+
+def test_a_graph_that_cannot_be_made_ahead(
+    fake: Fake, program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.graph.add_regions((0, 1))
+    program.graph.bind(_SYMBOLS(0, 0), None)
+    fake.controls.fakeFail(b"cuGraphCreate", 999, 0)
+    with caplog.at_level(logging.WARNING, "shapejit.runtime"):
+        program.graph.prepare()
+    assert "cuGraphCreate" in caplog.text
+    program.run(5)
+    program.run(5, region=1)
+    assert program.last()[1] == (0x20000, 0x30000, 5)
+
+
+def test_whatever_goes_wrong_in_the_background_is_logged(
+    program: Program, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: GraphProgram) -> int:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "shapejit.runtime"):
+        patch.setattr(GraphProgram, "_prepare_one", fail)
+        program.run(5)
+        program.graph.wait()
+    assert "no room" in caplog.text
+    program.run(5)
+    program.graph.wait()
+    assert program.graph.use().graphs == 1
 
 
 def test_a_graph_that_cannot_be_made(

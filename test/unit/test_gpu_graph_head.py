@@ -28,7 +28,7 @@ from shapejit import ir as sir
 from shapejit.codegen.ptx import private_context, translate
 from shapejit.codegen.ptxas import Cubin, PtxasError, assemble, find_ptxas
 from shapejit.gpu.errors import LaunchError
-from shapejit.gpu.graph import GraphLaunch, GraphProgram, Head
+from shapejit.gpu.graph import RECORDS, GraphLaunch, GraphProgram, Head
 from shapejit.gpu.interface import Grid, KernelInterface, Parameter, Pointer, Size, TensorMap
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
@@ -64,7 +64,7 @@ def _emitted(words: int) -> tuple[Any, Any]:
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             interface = emit_head(words, HOPPER)
-        assert (interface.threads, interface.entry) == (THREADS, f"head_{words}")
+        assert (interface.threads, interface.entry) == (THREADS, f"head_{RECORDS}_{words}")
         module.operation.verify()
     return context, module
 
@@ -96,7 +96,7 @@ def test_machine_code(words: int) -> None:
     except PtxasError as error:
         pytest.skip(str(error))
     made = _assembled(words)
-    resources = made.resources[f"head_{words}"]
+    resources = made.resources[f"head_{RECORDS}_{words}"]
     assert resources.registers <= 64
     assert resources.stack_bytes == resources.spill_load_bytes == 0
     assert not made.warnings

@@ -103,6 +103,51 @@ def test_gathered_rows_are_read_in_vectors() -> None:
 
 
 @functools.cache
+def concatenation(outer: bool) -> GpuKernel:
+    """Two matrices, one below the other or side by side: each element reads both, within limits."""
+    dim = 0 if outer else 1
+    one = tensor("bf16", "s0", 512) if outer else tensor("bf16", 512, "s0")
+    two = tensor("bf16", "s1", 512) if outer else tensor("bf16", 512, "s1")
+    sizes = ("s0 + s1", 512) if outer else (512, "s0 + s1")
+    result = tensor("bf16", *sizes)
+    at = "%{0}, %j" if outer else "%j, %{0}"
+    return GpuKernel(f"""
+        shapejit.kernel @k symbols 2 (%x: {one}, %y: {two}) {{
+          %0 = shapejit.loop over [{sizes[0]}, {sizes[1]}] outs({access(2, "d0, d1")} : {result}) {{
+            %i = shapejit.index {dim}
+            %j = shapejit.index {1 - dim}
+            %zero = arith.constant 0 : index
+            %one = arith.constant 1 : index
+            %m = shapejit.size affine_map<()[s0, s1] -> (s0)>
+            %n = shapejit.size affine_map<()[s0, s1] -> (s1)>
+            %m1 = arith.subi %m, %one : index
+            %n1 = arith.subi %n, %one : index
+            %a = arith.minsi %i, %m1 : index
+            %p = arith.maxsi %a, %zero : index
+            %b = arith.subi %i, %m : index
+            %c = arith.minsi %b, %n1 : index
+            %q = arith.maxsi %c, %zero : index
+            %v = tensor.extract %x[{at.format("p")}] : {one}
+            %w = tensor.extract %y[{at.format("q")}] : {two}
+            %first = arith.cmpi slt, %i, %m : index
+            %r = arith.select %first, %v, %w : bf16
+            shapejit.yield %r : bf16
+          }}
+          shapejit.yield %0 : {result}
+        }}""")
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 3), (0, 3), (3, 0), (0, 0), (1, 8)])
+def test_concatenation_with_empty_tensors(outer: bool, sizes: tuple[int, int]) -> None:
+    """Of an empty one nothing may be read, whatever the index is limited to."""
+    shapes = [(size, 512) if outer else (512, size) for size in sizes]
+    x, y = (values("bf16", *shape, seed=i) for i, shape in enumerate(shapes))
+    [z] = concatenation(outer)([x, y], *sizes)
+    assert torch.equal(z, torch.cat([x, y], 0 if outer else 1))
+
+
+@functools.cache
 def mixed_pointwise() -> GpuKernel:
     """Broadcast, transpose, index, size, select; two results of different types and layouts."""
     x, row, scalar = tensor("f32", "s0", "s1"), tensor("i32", "s1"), tensor("f32")
@@ -579,12 +624,13 @@ def test_divisions_are_as_exact_as_their_results_need() -> None:
     assert "div.rn.f32" in floor.ptx().ptx
 
 
-def test_what_all_rows_share_is_loaded_once() -> None:
-    """The weight and bias of a norm stay in registers; those of wide rows would not fit."""
+def test_all_of_a_row_is_loaded_at_once() -> None:
+    """The row, weight and bias: 3 vectors each before the first exchange between lanes."""
     text = str(lowered(layer_norm("bf16", 384))._gpu_module)
-    assert text.index("ld.global") < text.index("scf.for")
-    text = str(lowered(layer_norm("bf16", 768))._gpu_module)
-    assert text.index("ld.global") > text.index("scf.for")
+    row = text[text.index("scf.for") :]
+    assert row[: row.index("shfl.sync")].count("ld.global.v2.b32") == 9
+    vectors = row[: row.index("scf.if") if "scf.if" in row else row.index("else")]
+    assert vectors.count("ld.global") == 9
 
 
 def test_scopes_forget_what_does_not_dominate() -> None:

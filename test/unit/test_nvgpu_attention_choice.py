@@ -67,40 +67,48 @@ def test_every_size_has_one_bucket(name: str) -> None:
 def test_variants_are_few_and_known(name: str) -> None:
     attention, bounds = PROBLEMS[name]
     axes, buckets = chosen(attention, bounds)
-    known = {str(each) for pair in choice.PAIRS.values() for each in (pair.few, pair.many)}
+    known = {str(each) for tiers in choice.TIERS.values() for each in tiers}
     assert {variant for _, _, variant, _ in buckets} <= known
-    assert len(buckets) == 1 + len(axes) <= 2
+    assert len(axes) == (len(buckets) > 1)
+    assert len(buckets) <= 3
 
 
 def test_rows_are_the_axis() -> None:
-    """As those of the products before and after it; the breakpoint is where places run out."""
+    """As those of the products before and after it; breakpoints are where places run out."""
     axes, buckets = chosen(*PROBLEMS["MiniLM"])
     assert axes == [Expr.parse("s0 * s1")]
-    pair = choice.PAIRS[32]
-    [(low, last, few, _), (first, high, many, _)] = buckets
-    assert (low, high) == ((3,), (32 * 256,))
-    assert (few, many) == (str(pair.few), str(pair.many))
-    places = H200.multiprocessors * pair.few.workers * pair.few.ctas
-    assert last[0] is not None
-    assert last[0] * 12 // 64 == places
-    assert first == (last[0] + 1,)
+    assert [variant for _, _, variant, _ in buckets] == list(map(str, choice.TIERS[32]))
+    assert buckets[0][0] == (3,)
+    assert buckets[-1][1] == (32 * 256,)
+    for (_, upper, _, _), (lower, _, _, _) in itertools.pairwise(buckets):
+        assert lower[0] == (upper[0] or 0) + 1
+    tiles = [(upper[0] or 0) * 12 // 64 for _, upper, _, _ in buckets[:-1]]
+    assert tiles == [choice.places(schedule, H200) for schedule in choice.TIERS[32][:-1]]
 
 
 def test_a_kernel_whose_sizes_need_no_choice() -> None:
     attention, _ = PROBLEMS["MiniLM"]
-    for bounds, expected in (
-        ({0: (1, 1), 1: (1, 512)}, choice.PAIRS[32].few),
-        ({0: (64, 128), 1: (128, 512)}, choice.PAIRS[32].many),
+    for bounds, tier in (
+        ({0: (1, 1), 1: (1, 512)}, 0),
+        ({0: (4, 4), 1: (400, 512)}, 1),
+        ({0: (64, 128), 1: (128, None)}, 2),
     ):
         axes, [(lower, upper, variant, _)] = chosen(attention, bounds)
-        assert (axes, lower, upper, variant) == ([], (), (), str(expected))
+        assert (axes, lower, upper, variant) == ([], (), (), str(choice.TIERS[32][tier]))
 
 
 def test_names_of_schedules() -> None:
-    for pair in choice.PAIRS.values():
-        for schedule in (pair.few, pair.many):
+    for tiers in choice.TIERS.values():
+        for schedule in tiers:
             assert AttentionSchedule.parse(str(schedule)) == schedule
-    for name in ("", "tiles_64x64", "tiles_100x64_c1", "tiles_64x48_c1", "tiles_256x64_g2_c1"):
+    for name in (
+        "",
+        "tiles_64x64",
+        "tiles_100x64_c1",
+        "tiles_64x48_c1",
+        "tiles_256x64_s5_g2_c1",
+        "tiles_64x64_s2_c1",
+    ):
         with pytest.raises(ValueError, match="names no attention schedule"):
             AttentionSchedule.parse(name)
 

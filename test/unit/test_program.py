@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shapejit import program as program_module
 from shapejit import report
 from shapejit.arena import ArenaError, ArenaPool, StreamArenas
 from shapejit.artefacts import (
@@ -391,6 +392,57 @@ def test_threads_see_a_weight_that_changed() -> None:
             list(pool.map(work, range(8)))
 
 
+def test_a_call_keeps_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a weight changes meanwhile, and another thread makes its copies again."""
+    weights = sample_weights()
+    program = Program(sample_artefacts(), weights)
+    seen: list[bool] = []
+    run = program._execution.run
+
+    def slow(*args: Any) -> None:
+        old = weakref.ref(program._weights.last.packed[0])
+        weights[0].add_(1)
+        thread = threading.Thread(target=program._weights.current)
+        thread.start()
+        thread.join()
+        gc.collect()
+        assert program._weights.last.packed[0] is not old()
+        seen.append(old() is not None)
+        run(*args)
+
+    monkeypatch.setattr(program._execution, "run", slow)
+    program(*sample_inputs())
+    assert seen == [True]
+
+
+def test_weights_change_in_one_thread_while_others_look() -> None:
+    weights = sample_weights()
+    program = Program(sample_artefacts(), weights)
+    failures: list[Exception] = []
+    over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not over.is_set():
+                program._weights.current()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with torch.no_grad():
+        for number in range(200):
+            weights[0].add_(1)
+            if number % 2:
+                weights[1].data = weights[1].data.clone()
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    check(program, weights, *sample_inputs())
+
+
 def test_arenas_are_reused_grown_and_bounded() -> None:
     pool = ArenaPool(limit=2)
     first = pool.acquire(100)
@@ -442,24 +494,6 @@ def test_arenas_of_streams() -> None:
 def test_no_memory_for_an_arena(allocate: Callable[[int], Any]) -> None:
     with pytest.raises(ArenaError):
         allocate(1 << 60)
-
-
-def test_what_sizes_come_to_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a bound, beyond which it is worked out again."""
-    monkeypatch.setattr(program_module, "_MOST_REMEMBERED", 3)
-    program = sample_program()
-    planned: list[int] = []
-    plan = program._execution.plan
-
-    def count(symbols: Any, out: Any) -> None:
-        planned.append(symbols[0])
-        plan(symbols, out)
-
-    monkeypatch.setattr(program._execution, "plan", count)
-    for batch in (1, 2, 3, 1, 2, 3, 4, 4, 1):
-        check(program, sample_weights(), *sample_inputs(batch, 2))
-    assert planned == [1, 2, 3, 4, 1]
-    assert program.stats().distinct_shapes == 4
 
 
 # Counting.

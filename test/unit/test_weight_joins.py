@@ -160,3 +160,35 @@ def test_a_program_of_merged_products(tmp_path: Path, monkeypatch: pytest.Monkey
     check(freed)
     for name, value in freed.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["made outside", "made in inference mode"])
+@pytest.mark.parametrize("changed", [False, True], ids=["changed outside", "in inference mode"])
+def test_copies_stay_where_they_are_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, made: bool, changed: bool
+) -> None:
+    """So graphs that have their addresses see a changed weight."""
+    stays = property(lambda _: True, lambda *_: None)
+    monkeypatch.setattr(Weights, "_copies_stay", stays, raising=False)
+    tensors = rows()
+    odd = torch.zeros(19)[1:].view(3, 6)  # read at an aligned address: a copy
+    every = [*tensors, odd]
+    with torch.inference_mode(made):
+        weights = Weights(
+            specs(*every, in_place=(2, 4)), [JoinSpec((0, 1), 0)], every, CPU, alignment=16
+        )
+    for change in (lambda: tensors[0].add_(1), lambda: odd.fill_(3), lambda: tensors[1].zero_()):
+        before = weights.current()
+        with torch.inference_mode(changed):
+            change()
+            after = weights.current()
+        assert after is not before
+        assert after.pointers == before.pointers
+        assert torch.equal(after.packed[0], torch.cat(tensors[:2]))
+        copied = after.in_place[4]
+        assert copied is not None
+        assert copied is not odd
+        assert torch.equal(copied, odd)
+    assert [copy.data_ptr() for copy in weights.copies()] == [
+        after.pointers[4], after.pointers[-1]
+    ]  # fmt: skip

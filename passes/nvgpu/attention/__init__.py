@@ -10,9 +10,9 @@ From the outside in:
     problem             what a kernel computes
     emitter             the kernel: tiles of queries, blocks of keys
       tiles             operands in shared memory: layouts, copies, descriptors
-      scores            the products, with weights in registers
+      block             the work on a block of keys: two products, a softmax between them
       masks, softmax    from scores to weights
-      exchange          partial sums between warpgroups
+      exchange          partial results of warpgroups that share the keys
       output            from sums to the result
     ptx                 inline assembly that only attention needs
 """

@@ -4,22 +4,23 @@
 
 What decides is whether all tiles of 64 queries have a place on the GPU at once:
 
-- If so, the kernel takes as long as its longest tile. Small tiles spread over more multiprocessors.
+- If so, the kernel takes as long as its longest tile, and small tiles spread over more of the GPU.
+  Up to two tiles a multiprocessor leave half of its registers and shared memory to the next kernel,
+  which then gets ready.
 - If not, it takes as long as all of the work. Then larger tiles win: a key that is read from the
-  second-level cache serves more queries, which bounds the kernels with heads of 32 and 64.
+  second-level cache serves more queries.
 
-The number of tiles is that of rows, queries of all batches and heads, over 64. Rows are an axis
-that the products before and after an attention have too, so that its breakpoint can be one of
-theirs; the number of keys changes the times of both schedules alike.
+The number of tiles is about that of rows, queries of all batches and heads, over 64. Rows are an
+axis that the products before and after an attention have too, so that its breakpoint can be one of
+theirs; the number of keys changes the times of all schedules alike.
 
-On an H200, 12 heads of 32 with a padding mask, both schedules with four blocks of keys in shared
-memory, the larger tiles begin to win between 384 and 768 tiles, of 528 places.
+On an H200, 12 heads of 32 with a padding mask, tiles of 128 queries begin to win between 384 and
+768 tiles of 64, of which the multiprocessors hold 528 at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from shapejit.passes.buckets.device import Device
@@ -33,34 +34,22 @@ Bounds: TypeAlias = "tuple[int, int | None]"
 Bucket: TypeAlias = "tuple[tuple[int, ...], tuple[int | None, ...], str, str]"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The schedules of one head size.
-
-    Attributes:
-        few: while all tiles of 64 queries have a place.
-        many: from there on.
-    """
-
-    few: AttentionSchedule
-    many: AttentionSchedule
-
-    @staticmethod
-    def of(few: str, many: str) -> Pair:
-        """From their names."""
-        return Pair(AttentionSchedule.parse(few), AttentionSchedule.parse(many))
-
-    def places(self, device: Device) -> int:
-        """Tiles of `few` that the GPU computes at once."""
-        return device.multiprocessors * self.few.ctas * self.few.workers
+def _all(*names: str) -> tuple[AttentionSchedule, ...]:
+    return tuple(map(AttentionSchedule.parse, names))
 
 
-#: By the padded head size.
-PAIRS: Final = {
-    32: Pair.of("tiles_64x64_s4_w4_c1", "tiles_128x64_s4_c3"),
-    64: Pair.of("tiles_64x64_s3_w4_c1", "tiles_128x64_s3_w2_c1"),
-    128: Pair.of("tiles_64x64_s3_w2_c1", "tiles_128x64_s3_c1"),
+#: By the padded head size: schedules of which each serves while all of its tiles have a place on
+#: the GPU, and a last one for all that is left.
+TIERS: Final = {
+    32: _all("tiles_64x64_s4_w2_c1", "tiles_64x64_s3_w4_c1", "tiles_128x64_s3_c3"),
+    64: _all("tiles_64x64_w2_c1", "tiles_64x64_s3_w4_c1", "tiles_128x64_s3_w2_c1"),
+    128: _all("tiles_64x64_c1", "tiles_64x64_w2_c1", "tiles_128x64_s3_c1"),
 }
+
+
+def places(schedule: AttentionSchedule, device: Device) -> int:
+    """Tiles that the GPU computes at once."""
+    return device.multiprocessors * schedule.ctas * schedule.workers
 
 
 def choose(
@@ -80,20 +69,27 @@ def choose(
         LoweringError: it cannot be lowered.
     """
     problem = attention_problem(kernel)
-    pair = PAIRS[max(padded(problem.head), padded(problem.value))]
+    tiers = TIERS[max(padded(problem.head), padded(problem.value))]
     axis, heads = _rows(problem)
     low, high = _bounds(axis, sizes)
-    last = pair.places(device) * pair.few.rows // max(heads, 1)
-    few = f"all tiles of {pair.few.rows} queries at once, up to {last} rows"
-    many = f"more tiles than places, from {last + 1} rows on"
-    if high is not None and high <= last:
-        return [], [((), (), str(pair.few), few)]
-    if low > last:
-        return [], [((), (), str(pair.many), many)]
-    return [axis], [
-        ((low,), (last,), str(pair.few), few),
-        ((last + 1,), (high,), str(pair.many), many),
-    ]
+    buckets: list[Bucket] = []
+    first = low
+    for schedule in tiers:
+        last: int | None = places(schedule, device) * schedule.rows // max(heads, 1)
+        reason = f"up to {last} rows all its tiles have a place at once"
+        if schedule is tiers[-1]:
+            last, reason = None, f"more tiles than places, from {first} rows on"
+        if high is not None and (last is None or last > high):
+            last = high
+        if last is None or last >= first:
+            buckets.append(((first,), (last,), str(schedule), reason))
+            first = first if last is None else last + 1
+        if last is None or last == high:
+            break
+    if len(buckets) > 1:
+        return [axis], buckets
+    [(_, _, variant, reason)] = buckets
+    return [], [((), (), variant, reason)]
 
 
 def _rows(problem: AttentionProblem) -> tuple[Expr, int]:

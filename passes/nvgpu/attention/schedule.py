@@ -95,7 +95,7 @@ class AttentionSchedule:
                 workers=int(match["workers"] or 1),
                 ctas=int(match["ctas"]),
             )
-        if made is None or not made._is_valid():
+        if made is None or not made._is_valid() or str(made) != text:
             raise ValueError(
                 f"{text!r} names no attention schedule; one is tiles_64x64_c4: 64, 128, 192 or 256 "
                 "queries by 32, 64, 128 or 256 keys; 1, 2 or 4 groups, with up to 4 times 64 "

@@ -28,7 +28,7 @@ from shapejit import logs
 from shapejit.cache.cubins import CubinEntry
 from shapejit.gpu.bindings import NativeProgram, NativeProgramLaunch, ProgramUse, Runtime
 from shapejit.gpu.device import Device
-from shapejit.gpu.errors import CudaError
+from shapejit.gpu.errors import DriverCallError, KernelInterfaceError, NoDriverError
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
 
@@ -37,6 +37,10 @@ _LOG = logs.logger("runtime")
 # ShapejitRtCudaAnswer
 _GRAPH_MISSING = -1
 _REGION_MISSING = -2
+
+#: Version of the records that head kernels follow, and of how they share them among threads. Head
+#: kernels are part of saved programs, while the records are made by the runtime that loads them.
+RECORDS = 2
 
 #: ``ShapejitRtCudaRegionOf``
 _REGION_OF = ctypes.CFUNCTYPE(c_int64, c_void_p)
@@ -82,14 +86,20 @@ class Head:
 
     @staticmethod
     def load(entry: CubinEntry, device: Device) -> Head:
-        """Loads a head kernel.
+        """Loads a head kernel, whose name is ``head_<records>_<words>``.
 
         Raises:
+            KernelInterfaceError: it was made for a runtime of another version.
             DriverCallError: the driver refuses the machine code.
         """
         interface = entry.interface
-        words = int(interface.entry.rpartition("_")[2])
-        return Head(Module(entry.cubin, device), interface.entry, interface.threads, words)
+        _, records, words = interface.entry.split("_")
+        if int(records) != RECORDS:
+            raise KernelInterfaceError(
+                f"the head kernel {interface.entry} follows records of version {records}, and this "
+                f"runtime makes those of version {RECORDS}: compile the program again"
+            )
+        return Head(Module(entry.cubin, device), interface.entry, interface.threads, int(words))
 
 
 @dataclass(frozen=True)
@@ -206,11 +216,12 @@ class GraphProgram:
     def prepare(self) -> None:
         """Makes all graphs that are missing: about a millisecond each. To be bound first.
 
+        If one cannot be made, a warning is logged, and calls do without it.
+
         Raises:
             LaunchError: no weights are bound.
-            DriverCallError: a call of the driver failed; calls do without that graph.
         """
-        while self._prepare_one():
+        while self._try_prepare_one():
             pass
 
     def run(self, symbols: Any, buffers: Any, arena: Any, stream: int) -> None:
@@ -251,7 +262,10 @@ class GraphProgram:
         if status != _GRAPH_MISSING:
             self._runtime.check(status)
         elif self._making.want():
-            _worker().submit(_prepare, weakref.ref(self), self._making)
+            try:
+                _worker().submit(_prepare, weakref.ref(self), self._making)
+            except RuntimeError:  # the interpreter ends; the call is queued all the same
+                self._making.idle.set()
 
     def _add_region(self, key: int) -> None:
         with self._adding:
@@ -264,6 +278,14 @@ class GraphProgram:
             native = (NativeProgramLaunch * len(launches))(*described)
             self._runtime.call("ProgramAddRegion", self._handle, key, native, len(launches))
             self._known.add(key)
+
+    def _try_prepare_one(self) -> int:
+        """The same, but 0 with a warning where a graph cannot be made: it is not tried again."""
+        try:
+            return self._prepare_one()
+        except (DriverCallError, NoDriverError) as error:
+            _LOG.warning("a graph cannot be made, calls launch kernel by kernel: %s", error)
+            return 0
 
     def _prepare_one(self) -> int:
         """Makes a graph if one is missing; how many are still."""
@@ -336,13 +358,14 @@ class _Making:
 
 def _prepare(reference: weakref.ref[GraphProgram], making: _Making) -> None:
     """Makes the graphs that a program's calls found missing, as long as it is there."""
-    while making.begin():
-        try:
-            while (program := reference()) is not None and program._prepare_one():
+    try:
+        while making.begin():
+            while (program := reference()) is not None and program._try_prepare_one():
                 del program  # others may end it meanwhile
-        except CudaError as error:
-            # Calls launch kernel by kernel then; the native program does not try again.
-            _LOG.warning("a graph cannot be made, calls launch kernel by kernel: %s", error)
+    except Exception:
+        _LOG.exception("graphs of a program cannot be made, calls launch kernel by kernel")
+    finally:
+        making.idle.set()
 
 
 __all__ = ["MOST_INSTANCES", "GraphLaunch", "GraphProgram", "GraphUse", "Head"]

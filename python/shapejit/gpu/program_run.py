@@ -9,7 +9,8 @@ stream: the next call there may have it at once, as the stream runs one after th
 other streams have memory of their own.
 
 A call that is captured takes working memory from the graph's own pool, as it does for its outputs;
-the graph keeps both, and the machine code, for as long as it exists.
+the graph keeps both, and the machine code, for as long as it exists. Copies of weights that it
+reads stay for as long as the process lives, as nothing tells when the graph is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ctypes
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_void_p
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +28,7 @@ import torch
 from shapejit.arena import StreamArenas, stream_arena
 from shapejit.artefacts import ENTRY_RUN, Artefacts
 from shapejit.errors import ErrorId
-from shapejit.execution import host_library, plan_function
+from shapejit.execution import Place, host_library, plan_function
 from shapejit.gpu.bindings import Runtime
 from shapejit.gpu.device import Device
 from shapejit.gpu.driver import Driver, driver
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 #: Of addresses of inputs and weights, in bytes: what tensor maps need.
 _ALIGNMENT = 16
 
-# Instead of the address of an empty tensor: this many bytes of zeros, which kernels may read.
+# Instead of the address of an empty tensor: zeros, which kernels may read at an index clamped to 0.
 _EMPTY_BYTES = 256
 
 #: Streams that have working memory of a program each: more rarely run it in turn.
@@ -58,6 +59,9 @@ class Streams(Protocol):
     def current(self) -> tuple[int, bool]:
         """The caller's current stream, and whether it is being captured."""
 
+
+# What captured calls read beside the user's own tensors: their graphs may be run at any time.
+_kept: dict[int, torch.Tensor] = {}
 
 # A stream's handle without the object around it, as torch's own generated code gets it.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -100,7 +104,6 @@ class GpuExecution:
     """
 
     alignment = _ALIGNMENT
-    queues = True
 
     def __init__(
         self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
@@ -159,17 +162,26 @@ class GpuExecution:
         """What the program's constant graphs are and did; None if it has none."""
         return None
 
-    def run(self, symbols: Any, buffers: Any, arena_bytes: int) -> None:
-        """Queues the program in the current stream.
+    def place(self) -> Place:
+        """The caller's current stream, and whether it is being captured."""
+        return self._streams.current()
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """See `Execution`."""
+        _kept.update((id(tensor), tensor) for tensor in (*tensors, self._zeros))
+
+    def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Place | None) -> None:
+        """Queues the program in a stream, which is the current one.
 
         Args:
-            symbols, buffers, arena_bytes: see `Execution`.
+            symbols, buffers, arena_bytes, place: see `Execution`.
 
         Raises:
             ArenaError: there is not enough memory.
             CudaError: a launch failed; names the kernel and its sizes.
         """
-        stream, captured = self._streams.current()
+        assert place is not None, "calls on a GPU have a place"
+        stream, captured = place
         if captured:
             # Given back to the graph's pool, where what the graph runs later may have it.
             arena = stream_arena(arena_bytes, self.device)

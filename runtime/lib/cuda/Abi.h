@@ -54,8 +54,12 @@ enum FunctionAttribute : int {
   kLocalSizeBytes = 3,
   kNumRegs = 4,
   kMaxDynamicSharedSizeBytes = 8,
+  kPreferredSharedMemoryCarveout = 9,
   kNonPortableClusterSizeAllowed = 14,
 };
+
+/// For kPreferredSharedMemoryCarveout: per cent.
+enum : int { kMostSharedMemory = 100 };
 
 enum JitOption : int { kErrorLogBuffer = 5, kErrorLogBufferSizeBytes = 6 };
 

@@ -23,6 +23,9 @@ Status Head::make(const ShapejitRtCudaProgramDescription &description) {
     return failDriver("cuModuleGetFunction", result);
   if (driver.cuFuncLoad)
     SHAPEJIT_CUDA_TRY(cuFuncLoad, function);
+  // As the kernels after it, so that the first of them need not wait for another division.
+  SHAPEJIT_CUDA_TRY(cuFuncSetAttribute, function, abi::kPreferredSharedMemoryCarveout,
+                    abi::kMostSharedMemory);
   if (!driver.cuFuncGetParamInfo)
     return ShapejitRtCudaOk;
   const size_t wanted[] = {8, 8, 8, 4, 8 * static_cast<size_t>(words)};

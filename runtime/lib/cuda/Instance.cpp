@@ -108,6 +108,10 @@ Status Instance::slotFor(Device &device, Region &region, Slot *&slot) {
 
 Status Instance::run(Call &call) {
   Lock held(lock);
+  // Whichever thread comes first, in case several call in the new stream.
+  if (handedOver)
+    SHAPEJIT_CUDA_TRY(cuStreamWaitEvent, call.stream, last, 0);
+  handedOver = false;
   recorded.store(false, std::memory_order_relaxed);
   SHAPEJIT_TRY(queue(call));
   return call.record ? record(call.stream) : ShapejitRtCudaOk;
@@ -138,11 +142,6 @@ Status Instance::record(abi::Stream stream) {
   }
   SHAPEJIT_CUDA_TRY(cuEventRecord, last, stream);
   recorded.store(true, std::memory_order_release);
-  return ShapejitRtCudaOk;
-}
-
-Status Instance::handOverTo(abi::Stream stream) {
-  SHAPEJIT_CUDA_TRY(cuStreamWaitEvent, stream, last, 0);
   return ShapejitRtCudaOk;
 }
 

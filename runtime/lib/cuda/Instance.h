@@ -76,9 +76,12 @@ public:
   /// Queues a call.
   Status run(Call &call);
 
-  /// Makes a stream wait for the last call, if that can be had.
+  /// Whether a stream can be made to wait for the last call.
   bool canHandOver() const { return recorded.load(std::memory_order_acquire); }
-  Status handOverTo(abi::Stream stream);
+
+  /// Has the next call wait for the last one, which was in another stream. Called with the lock of
+  /// the list, while nobody uses the instance.
+  void handOver() { handedOver = true; }
 
   /// Makes the graph of a region; by one thread at a time.
   Status makeGraph(const Head &head, Region &region);
@@ -100,6 +103,7 @@ private:
   MemoryRef workspace;
   abi::Event last = nullptr;         ///< the end of the last call that was recorded
   std::atomic<bool> recorded{false}; ///< whether that is the last call
+  bool handedOver = false;           ///< whether the stream of the next call has to wait for it
 };
 
 /// Makes the graph of a region: what `launchRegion` launches, and how it waits. A graph is made of

@@ -288,6 +288,11 @@ Status ShapejitRtCudaKernel::setLimits() {
                 entry, sharedBytes, info.sharedBytes, most);
   if (sharedBytes + info.sharedBytes > kFreeSharedBytes)
     SHAPEJIT_CUDA_TRY(cuFuncSetAttribute, function, abi::kMaxDynamicSharedSizeBytes, sharedBytes);
+  // A multiprocessor divides its memory between shared memory and cache anew only when it is idle,
+  // so kernels that are to overlap agree on how.
+  if (block || programmatic)
+    SHAPEJIT_CUDA_TRY(cuFuncSetAttribute, function, abi::kPreferredSharedMemoryCarveout,
+                      abi::kMostSharedMemory);
   if (cluster > kPortableCluster)
     SHAPEJIT_CUDA_TRY(cuFuncSetAttribute, function, abi::kNonPortableClusterSizeAllowed, 1);
   return ShapejitRtCudaOk;

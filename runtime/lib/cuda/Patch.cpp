@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kEntryAlignment = 128;
 // A kernel's operands in all, for the arrays on the stack.
 constexpr int32_t kMaxOperands = ShapejitRtCudaKernel::kMaxParameters;
+// A size that is replaced in a tensor map has 4 bytes.
+constexpr int64_t kMostPatched = TensorMapPlan::kMostElements - 1;
 constexpr int64_t kMaxBlockBytes = INT64_C(1) << 30;
 
 int64_t roundUp(int64_t bytes, int64_t multiple) {
@@ -235,7 +237,7 @@ private:
     uint64_t granule = TensorMapPlan::kLeastPitch;
     SHAPEJIT_TRY(require(slots[PatchRecord::kAddress], 1, INT64_MAX, granule - 1));
     for (uint32_t i = 0; i < plan.rank; ++i)
-      SHAPEJIT_TRY(require(slots[PatchRecord::kDims + i], 1, TensorMapPlan::kMostElements, 0));
+      SHAPEJIT_TRY(require(slots[PatchRecord::kDims + i], 1, kMostPatched, 0));
     for (uint32_t i = 0; i + 1 < plan.rank; ++i)
       SHAPEJIT_TRY(require(slots[PatchRecord::kStrides + i], 0,
                            TensorMapPlan::kPitchBound / plan.elementBytes - 1,
@@ -330,7 +332,23 @@ Status PatchTable::checkFully(const RegionLaunches &region, const int64_t *words
       break;
   }
   std::free(entry);
-  return status;
+  return status ? status : checkSizes(words);
+}
+
+/// What the driver takes, and `tensormap.replace` does not.
+Status PatchTable::checkSizes(const int64_t *words) const {
+  for (const PatchRecord &record : list)
+    for (int32_t i = 0; record.kind == PatchRecord::kTensorMap && i < record.rank; ++i) {
+      int32_t slot = PatchRecord::kDims + i;
+      bool isKnown = record.known >> slot & 1;
+      int64_t size = isKnown ? record.slots[slot] : words[record.slots[slot]];
+      if (size > kMostPatched)
+        return fail(ShapejitRtCudaBadCall,
+                    "a dim of a tensor map has %lld elements; in a program it has %lld at most, "
+                    "unless its tensor is a weight",
+                    static_cast<long long>(size), static_cast<long long>(kMostPatched));
+    }
+  return ShapejitRtCudaOk;
 }
 
 Status PatchTable::makeBlock(Device &device, abi::Address workspace, DeviceMemory *&made) const {

@@ -19,7 +19,9 @@
 
 namespace shapejit::rt::cuda {
 
-/// What the head kernel does for one parameter. `passes/nvgpu/head.py` reads it.
+/// What the head kernel does for one parameter. `passes/nvgpu/head.py` reads it. Head kernels are
+/// saved with programs: another layout, or another way to share records among threads, takes
+/// another `RECORDS` in `python/shapejit/gpu/graph.py`.
 struct alignas(16) PatchRecord {
   enum Kind : uint8_t { kWord4 = 0, kWord8 = 1, kTensorMap = 2 };
 
@@ -100,6 +102,7 @@ private:
   class Builder;
 
   Status checkFully(const RegionLaunches &region, const int64_t *words) const;
+  Status checkSizes(const int64_t *words) const;
 
   unsigned char *block = nullptr;
   int64_t blockBytes = 0;

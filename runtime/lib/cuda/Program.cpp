@@ -50,9 +50,6 @@ template <typename T> void endRecord(T *record) {
   std::free(record);
 }
 
-/// As the stream of an instance: one that no stream is.
-constexpr uint64_t kAnotherStream = ~uint64_t{0};
-
 /// The words of a call, on the stack.
 struct Words {
   int64_t values[Program::kMaxWords];
@@ -232,18 +229,17 @@ void Program::addInstance(Instance *instance) {
 
 /// The instance of a stream; the caller is one of its users until it is released. `shared` says
 /// that streams take it in turn, since there are more of them than instances.
-Status Program::acquire(uint64_t id, abi::Stream stream, Instance *&instance, bool &shared) {
+Status Program::acquire(uint64_t id, Instance *&instance, bool &shared) {
   Instance *ended = nullptr;
-  bool handedOver = false;
   {
     Lock held(list);
     instance = findInstance(id);
     if (!instance && instanceCount >= maxInstances) {
       Instance *idle = takeIdle();
       if (idle && idle->canHandOver()) {
+        idle->handOver();
         addInstance(idle);
         instance = idle;
-        handedOver = true;
       } else {
         // What it did last, in a stream that may be gone, can be waited for with the device only.
         ended = idle;
@@ -262,17 +258,7 @@ Status Program::acquire(uint64_t id, abi::Stream stream, Instance *&instance, bo
     shared = instanceCount >= maxInstances;
   }
   endInstance(ended);
-  if (!handedOver)
-    return ShapejitRtCudaOk;
-  Status status = instance->handOverTo(stream);
-  if (status) {
-    Lock held(list);
-    // The next stream that takes it has to wait.
-    instance->stream = kAnotherStream;
-    instance->lastUse = 0;
-    --instance->users;
-  }
-  return status;
+  return ShapejitRtCudaOk;
 }
 
 void Program::release(Instance *instance) {
@@ -416,7 +402,7 @@ int32_t Program::runIn(Region &region, const int64_t *words, abi::Stream stream)
   SHAPEJIT_CUDA_TRY(cuStreamGetId, stream, &id);
   Instance *instance;
   Instance::Call call = {head, region, words, stream};
-  SHAPEJIT_TRY(acquire(id + 1, stream, instance, call.record)); // 0 is no stream's
+  SHAPEJIT_TRY(acquire(id + 1, instance, call.record)); // 0 is no stream's
   Status status = instance->run(call);
   release(instance);
   SHAPEJIT_TRY(status);

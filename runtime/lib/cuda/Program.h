@@ -45,8 +45,7 @@ private:
 
   // Instances.
   void destroyInstances();
-  Status acquire(uint64_t id, shapejit::rt::cuda::abi::Stream stream, Instance *&instance,
-                 bool &shared);
+  Status acquire(uint64_t id, Instance *&instance, bool &shared);
   void release(Instance *instance);
   Status makeInstance(Instance *&instance);
   void addInstance(Instance *instance);

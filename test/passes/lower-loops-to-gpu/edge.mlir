@@ -65,26 +65,32 @@ shapejit.kernel @transpose symbols 1 (%x: tensor<?x8xf32, #shapejit.shape<[s0, 8
 
 // -----
 
-// A row of a table by a loaded index: the index once, the row in vectors.
+// A row of a table by a loaded index: the index once, the row in vectors. A table of known size has
+// elements, of one of unknown size that is asked first.
 
 // CHECK-LABEL: gpu.module @gather__
+// CHECK: arith.cmpi ne
 // CHECK: scf.for
 // CHECK: "ld.global.b64
 // CHECK: %[[INDEX:.*]] = arith.index_cast
 // CHECK-NOT: "ld.global.b64
 // CHECK: arith.muli %{{.*}}, %{{.*}} : i32
 // CHECK: "ld.global.v2.b32
+// CHECK: @$3 ld.global.v2.b32
 // CHECK: "st.global.v2.b32
 !ids = tensor<?xi64, #shapejit.shape<[s0]>>
 !table = tensor<100x64xf16, #shapejit.shape<[100, 64]>>
-shapejit.kernel @gather symbols 1 (%ids: !ids, %table: !table) {
+!any = tensor<?x64xf16, #shapejit.shape<[s1, 64]>>
+shapejit.kernel @gather symbols 2 (%ids: !ids, %table: !table, %any: !any) {
   %y = shapejit.loop over [s0, 64] ins(%ids at affine_map<(d0, d1) -> (d0)> : !ids)
       outs(affine_map<(d0, d1) -> (d0, d1)> : tensor<?x64xf16, #shapejit.shape<[s0, 64]>>) {
   ^bb0(%id: i64):
     %j = shapejit.index 1
     %i = arith.index_cast %id : i64 to index
     %v = tensor.extract %table[%i, %j] : !table
-    shapejit.yield %v : f16
+    %w = tensor.extract %any[%i, %j] : !any
+    %s = arith.addf %v, %w : f16
+    shapejit.yield %s : f16
   }
   shapejit.yield %y : tensor<?x64xf16, #shapejit.shape<[s0, 64]>>
 }
