@@ -133,7 +133,7 @@ class Run:
                         self._exact.check(requests[index], result)
                     del inputs, result
             self.record["warm"] = medians(passes)
-            self.record["worst_warm_us"] = max(t.wall for row in passes for t in row)
+            self.record["warm_walls_us"] = [round(t.wall, 2) for row in passes for t in row]
             self.record["passes"] = number + 1
             self.write()
         self._memory("most")

@@ -14,12 +14,14 @@ system takes, sizes never seen before, and whether the results are right.
 
 A run starts no system when `--seconds` are over and goes on where the last one stopped: results are
 kept in ``bench/results/traces-<GPU>.json``, with plots beside it. Eager PyTorch and shapejit are
-measured in every run, for ratios within it.
+measured in every run, for ratios within it. The exit status is 1 if a system failed or gave a wrong
+result, whatever the figures are.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -41,6 +43,9 @@ from trace_worker import EXACT, Task
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+WORKER = HERE / "trace_worker.py"
+#: What defines models and inputs.
+SOURCES = (HERE / "trace_models.py", HERE / "traces.json")
 _ALL = (*ANCHORS, FLOOR, CHECKS, *(name for name in PEERS if name not in ANCHORS))
 _LEAST_SECONDS = 30.0
 _GRACE_SECONDS = 45.0
@@ -81,9 +86,11 @@ class Session:
     @property
     def exact(self) -> Exact:
         """The exact results, which all systems of a setting share."""
-        given = self.arguments
-        key = f"{self.workload}-{given.dtype}-{given.device}-{given.requests}"
-        return Exact(self.scratch / f"exact-{key}")
+        given = setting(self.arguments, self.workload)
+        sources = [path.read_bytes() for path in SOURCES]
+        facts = json.dumps([given, self.arguments.device, torch.__version__]).encode()
+        digest = hashlib.sha256(b"".join([facts, *sources])).hexdigest()[:16]
+        return Exact(self.scratch / f"exact-{self.workload}-{digest}")
 
     def _task(self, peer: str, result: Path) -> Task:
         given = self.arguments
@@ -102,7 +109,7 @@ class Session:
 
     def _process(self, peer: str, folder: Path, seconds: float) -> tuple[str, int | None]:
         """Output and status of a worker, None for one that took too long."""
-        command = [sys.executable, str(HERE / "trace_worker.py"), str(folder / "task.json")]
+        command = [sys.executable, str(WORKER), str(folder / "task.json")]
         process = subprocess.Popen(
             command, env=self._environment(peer, folder), start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -161,6 +168,11 @@ def setting(arguments: argparse.Namespace, workload: str) -> dict[str, Any]:
     }
 
 
+def finished(record: dict[str, Any]) -> bool:
+    """Whether all of a system was measured, with right results."""
+    return "error" not in record and "stopped" not in record
+
+
 def measured(results: dict[str, Any], wanted: dict[str, Any]) -> set[str]:
     """Systems that earlier runs have finished in a setting."""
     return {
@@ -168,7 +180,7 @@ def measured(results: dict[str, Any], wanted: dict[str, Any]) -> set[str]:
         for run in results["runs"]
         if run["setting"] == wanted
         for name, record in run["systems"].items()
-        if "error" not in record and "stopped" not in record
+        if finished(record)
     }
 
 
@@ -183,12 +195,12 @@ def todo(arguments: argparse.Namespace, results: dict[str, Any], workload: str) 
 
 
 def merged(results: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """The last finished record of every system in a setting."""
+    """The last finished record of every system in a setting; if there is none, the last one."""
     found: dict[str, Any] = {}
     for run in results["runs"]:
         if run["setting"] == wanted:
             for name, record in run["systems"].items():
-                if name not in found or "error" not in record:
+                if name not in found or finished(record) or not finished(found[name]):
                     found[name] = record
     order = [name for name in _ALL if name in found]
     return {name: found[name] for name in order}

@@ -89,7 +89,8 @@ def _is_reduced(tensor: Any) -> bool:
         loop = sir.defining_op(tensor)
     if loop is None or loop.name != "shapejit.loop":
         return False
-    return sir.kinds(loop)[ir.OpResult(tensor).result_number] != "none"
+    kind: str = sir.kinds(loop)[ir.OpResult(tensor).result_number]
+    return kind != "none"
 
 
 class _Body:

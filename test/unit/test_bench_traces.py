@@ -408,7 +408,8 @@ def record_of(
 
     record = {
         "build_s": 1.5, "cold": columns(cold_ms), "warm": columns(warm_ms),
-        "worst_warm_us": 1e3 * max(warm_ms), "memory_mib": {"end": 300.0}, **more,
+        "warm_walls_us": [1e3 * ms for ms in warm_ms],
+        "memory_mib": {"end": 300.0}, **more,
     }  # fmt: skip
     summarize(record)
     return record
@@ -446,10 +447,11 @@ def floor_row(request: list[int], equal: bool, **queued_us: float) -> dict[str, 
 
 FLOOR = {
     "floor": {
+        "shapes": 2,
         "rows": [
             floor_row([1, 1], True, program=105.0, captured=105.0, exact=100.0),
             floor_row([2, 1], False, program=240.0, captured=300.0, exact=200.0),
-        ]
+        ],
     }
 }
 
@@ -477,6 +479,7 @@ def test_tables_and_criteria(tmp_path: Path) -> None:
     held = {what: holds for what, _, _, holds in criteria(systems)}
     assert held["warm p50, ms"] is False
     assert held["ours / exact-shape graph, worst"] is False
+    assert held["shapes at which graphs give other results"] is False
     assert held["calls over 10 ms"] is True
     assert held["CPU time a call, us, one at a time"] is True
     assert held["CPU time a call, us, queued"] is False
@@ -485,6 +488,34 @@ def test_tables_and_criteria(tmp_path: Path) -> None:
     assert held["best peer's p50 / ours (eager)"] is True
     plot(systems, "title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "calls", "answers"),
+    [(100, 2000, (True, True)), (99, 2000, (None, True)), (100, 1975, (True, None))],
+)
+def test_checks_that_were_cut_short_answer_nothing(
+    shapes: int, calls: int, answers: tuple[bool | None, bool | None]
+) -> None:
+    checks = {
+        "rows": [{"ratio": 1.0}] * shapes, "overall_ratio": 0.9, "worst_ratio": 1.0,
+        "alternating_calls": calls, "mismatches": 0,
+    }  # fmt: skip
+    held = {what: holds for what, _, _, holds in criteria({"checks": {"checks": checks}})}
+    names = ("error / eager's, 100 random shapes", "mismatches in 2000 calls")
+    assert tuple(held[name] for name in names) == answers
+    cut = {"floor": {**FLOOR["floor"], "shapes": 3}}
+    held = {what: holds for what, _, _, holds in criteria({"floor": cut})}
+    assert held["ours / exact-shape graph, worst"] is None
+    assert held["shapes at which graphs give other results"] is None
+
+
+def test_percentiles_are_those_of_all_warm_calls() -> None:
+    """One slow pass in three at one request of two: the medians do not show it."""
+    record = record_of([1.0, 1.0], [1.0, 1.0])
+    record["warm_walls_us"] = [1e3, 1e3, 1e3, 1e3, 1e3, 9e3]
+    summarize(record)
+    assert (record["summary"]["p50_ms"], record["summary"]["p99_ms"]) == (1.0, 9.0)
 
 
 def test_results_are_json_with_short_lists() -> None:
@@ -541,10 +572,31 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
 
 def test_later_runs_replace_earlier_records_unless_they_failed(tmp_path: Path) -> None:
     options = arguments(tmp_path)
-    first = run_with(options, buckets={"build_s": 1}, eager={"build_s": 1})
-    later = run_with(options, buckets={"error": "wrong"}, eager={"build_s": 2})
-    found = traces.merged({"runs": [first, later]}, first["setting"])
-    assert found == {"eager": {"build_s": 2}, "buckets": {"build_s": 1}}
+    stopped = {"stopped": "after 9 s", "build_s": 3}
+    first = run_with(
+        options, buckets={"build_s": 1}, eager={"build_s": 1}, checks={"error": "wrong"}
+    )
+    later = run_with(options, buckets={"error": "wrong"}, eager={"build_s": 2}, checks=stopped)
+    last = run_with(options, eager=stopped)
+    found = traces.merged({"runs": [first, later, last]}, first["setting"])
+    assert found == {"eager": {"build_s": 2}, "checks": stopped, "buckets": {"build_s": 1}}
+
+
+def test_exact_results_are_of_the_same_model_and_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def folder(workload: str, *more: str) -> Path:
+        return traces.Session(arguments(tmp_path, *more), workload, tmp_path, 0.0).exact.folder
+
+    monkeypatch.setattr(traces, "real_weights", lambda: True)
+    seen = [folder("minilm"), folder("tiny"), folder("minilm", "--dtype", "bf16")]
+    assert folder("minilm") == seen[0]
+    monkeypatch.setattr(traces, "real_weights", lambda: False)
+    seen.append(folder("minilm"))
+    (tmp_path / "models.py").write_text("changed")
+    monkeypatch.setattr(traces, "SOURCES", (tmp_path / "models.py", traces.SOURCES[1]))
+    seen.append(folder("minilm"))
+    assert len(set(seen)) == 5
 
 
 def test_unknown_peers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -567,8 +619,8 @@ sys.exit(3)
 def test_what_a_stopped_or_broken_process_left_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "trace_worker.py").write_text(WORKER)
-    monkeypatch.setattr(traces, "HERE", tmp_path)
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(traces, "WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(traces, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(traces, "_GRACE_SECONDS", 3.0)
     session = traces.Session(arguments(tmp_path), "tiny", tmp_path / "scratch", end=0.0)

@@ -14,8 +14,9 @@ The number of tiles is about that of rows, queries of all batches and heads, ove
 axis that the products before and after an attention have too, so that its breakpoint can be one of
 theirs; the number of keys changes the times of all schedules alike.
 
-On an H200, 12 heads of 32 with a padding mask, tiles of 128 queries begin to win between 384 and
-768 tiles of 64, of which the multiprocessors hold 528 at once.
+On an H200, 12 heads of 32 with a mask of keys, tiles of 128 queries begin to win between 384 and
+768 tiles of 64, of which the multiprocessors hold 528 at once. That was measured with two blocks of
+keys in shared memory; three or four hide more of the latency of copies, and are not measured apart.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ from mlir.dialects import arith
 
 from shapejit.passes.nvgpu import ptx as base_ptx
 from shapejit.passes.nvgpu.attention import ptx
-from shapejit.passes.nvgpu.attention.problem import BATCH, COLUMN, HEAD, ROW, AttentionProblem
+from shapejit.passes.nvgpu.attention.problem import (
+    BATCH,
+    COLUMN,
+    HEAD,
+    ROW,
+    AttentionProblem,
+    is_bool,
+)
 from shapejit.passes.nvgpu.attention.softmax import number, row_of
 from shapejit.passes.nvgpu.builder import (
     Branches,
@@ -214,7 +221,7 @@ class ElementMask:
             column = add(start, column_of(register))
             stored = self._load(queries, row, column)
             mask = from_storage(stored, element)
-            if isinstance(element, ir.IntegerType):
+            if is_bool(element):
                 made.append(select(mask, score, number(-math.inf)))
             else:
                 made.append(base_ptx.fused(score, number(scale), mask))
