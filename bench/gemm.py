@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gemm_peers
 import torch
@@ -213,7 +213,14 @@ def capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measure(cell: Cell, providers: dict[str, list[Call]], rng: random.Random) -> dict[str, Any]:
+class Rotating(Protocol):
+    """What calls rotate over: sets of operands; and a guess of a call's time in seconds."""
+
+    sets: Any
+    estimate: float
+
+
+def measure(cell: Rotating, providers: dict[str, list[Call]], rng: random.Random) -> dict[str, Any]:
     """Microseconds of a call, by provider and regime: medians."""
     found: dict[str, Any] = {name: {} for name in providers}
     for regime in REGIMES:

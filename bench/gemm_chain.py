@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from gemm import environment
+from gemm import Call, environment
 from torch import Tensor
 
 from shapejit.cache.cubins import CachedCubin, CubinRecipe, unit_of
@@ -134,22 +134,33 @@ def of_kernel(chain: Chain, cubin: CachedCubin) -> Launch:
     """A kernel of ours; each launch has its entry in a block."""
     kernel = Kernel(cubin.interface, Module(cubin.cubin, driver().device(0)))
     values = [Expr.parse(text).evaluate([chain.m]) for text in cubin.interface.values]
-    size = -(-cubin.interface.block_bytes // _ALIGNMENT) * _ALIGNMENT
-    host = torch.zeros(_LAUNCHES * size + _ALIGNMENT, dtype=torch.uint8)
-    host = host[-host.data_ptr() % _ALIGNMENT :][: _LAUNCHES * size]
+    addresses = [chain.addresses(number) for number in range(_LAUNCHES)]
+    calls = block_calls(kernel, addresses, values)
+    return lambda number: calls[number]()
+
+
+def block_calls(
+    kernel: Kernel, addresses: Sequence[Sequence[int]], values: Sequence[int]
+) -> list[Call]:
+    """Calls of a kernel in block form, each with its own operands and entry."""
+    size = -(-kernel.interface.block_bytes // _ALIGNMENT) * _ALIGNMENT
+    host = torch.zeros(len(addresses) * size + _ALIGNMENT, dtype=torch.uint8)
+    host = host[-host.data_ptr() % _ALIGNMENT :][: len(addresses) * size]
     scratch = torch.zeros(max(kernel.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
     workspace = scratch.data_ptr() if kernel.workspace_bytes else None
-    for number in range(_LAUNCHES):
-        entry = host.data_ptr() + number * size
-        kernel.fill_block(chain.addresses(number), values, entry, workspace)
+    for number, operands in enumerate(addresses):
+        kernel.fill_block(operands, values, host.data_ptr() + number * size, workspace)
     block = host.cuda()
 
-    def launch(number: int) -> None:
-        assert scratch is not None  # lives as long as the block that names it
-        stream = torch.cuda.current_stream().cuda_stream
-        kernel.launch_block(block.data_ptr() + number * size, stream)
+    def call(number: int) -> Call:
+        def launch() -> None:
+            assert scratch is not None  # lives as long as the block that names it
+            stream = torch.cuda.current_stream().cuda_stream
+            kernel.launch_block(block.data_ptr() + number * size, stream)
 
-    return launch
+        return launch
+
+    return [call(number) for number in range(len(addresses))]
 
 
 def microseconds(launches: Sequence[Launch]) -> float:
