@@ -40,21 +40,19 @@ are left alone. `shapejit.interface` is the JSON text of a
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from mlir import ir
-
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.passes.host.dispatches import dispatches
 from shapejit.passes.nvgpu.attention.lowering import lower, serves
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.target import Architecture, architecture_of
 
 _FORMS = ("by-value", "block")
-_BUCKET_VARIANT = re.compile(r'\], "([^"]*)"')
 
 
 @register_pass(
@@ -81,7 +79,7 @@ class LowerAttentionToNvgpu(Pass):
         if not kernels:
             return
         try:
-            schedules = self._schedules(module)
+            schedules = self._schedules(module, kernels)
         except ValueError as error:
             raise PassFailure(module, str(error)) from error
         try:
@@ -92,29 +90,22 @@ class LowerAttentionToNvgpu(Pass):
             for schedule in reversed(schedules.get(name, [])):  # each goes right after the kernel
                 self._lower(kernel, schedule, architecture)
 
-    def _schedules(self, module: Any) -> dict[str, list[AttentionSchedule]]:
-        """The distinct variants of every attention kernel.
+    def _schedules(
+        self, module: Any, kernels: Collection[str]
+    ) -> dict[str, list[AttentionSchedule]]:
+        """The distinct variants of these kernels.
 
         Raises:
             ValueError: a variant names no schedule.
         """
-        kernels = sir.kernels(module)
         if self.schedule:
             one = AttentionSchedule.parse(self.schedule)
             return {name: [one] for name in kernels}
-        found: dict[str, list[AttentionSchedule]] = {}
-        for op in sir.operations(sir.module_block(module)):
-            if op.name != "shapejit.dispatch":
-                continue
-            kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
-            if serves(kernels[kernel]):
-                names = dict.fromkeys(
-                    match[1]
-                    for bucket in ir.ArrayAttr(op.attributes["buckets"])
-                    if (match := _BUCKET_VARIANT.search(str(bucket)))
-                )
-                found[kernel] = [AttentionSchedule.parse(name) for name in names]
-        return found
+        return {
+            name: [AttentionSchedule.parse(variant) for variant in dispatch.variants]
+            for name, dispatch in dispatches(module).items()
+            if name in kernels
+        }
 
     def _lower(self, kernel: Any, schedule: AttentionSchedule, architecture: Architecture) -> None:
         try:

@@ -38,13 +38,15 @@ left alone. `shapejit.interface` is the JSON text of a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.passes.host.dispatches import dispatches
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.lowering import dispatched, is_gemm, lower_variant
+from shapejit.passes.nvgpu.lowering import is_gemm, lower_variant
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.target import Architecture, architecture_of
 
@@ -74,7 +76,7 @@ class LowerGemmToNvgpu(Pass):
         kernels = {name: op for name, op in sir.kernels(module).items() if is_gemm(op)}
         if not kernels:
             return
-        schedules = self._schedules(module)
+        schedules = self._schedules(module, kernels)
         try:
             architecture = architecture_of(module)
         except LoweringError as error:
@@ -83,13 +85,17 @@ class LowerGemmToNvgpu(Pass):
             for schedule in reversed(schedules.get(name, [])):  # each goes right after the kernel
                 self._lower(kernel, schedule, architecture)
 
-    def _schedules(self, module: Any) -> dict[str, list[GemmSchedule]]:
-        """The distinct variants of every kernel."""
+    def _schedules(self, module: Any, kernels: Collection[str]) -> dict[str, list[GemmSchedule]]:
+        """The distinct variants of these kernels."""
         try:
-            if not self.schedule:
-                return dispatched(module)
-            one = GemmSchedule.parse(self.schedule)
-            return {name: [one] for name in sir.kernels(module)}
+            if self.schedule:
+                one = GemmSchedule.parse(self.schedule)
+                return {name: [one] for name in kernels}
+            return {
+                name: [GemmSchedule.parse(variant) for variant in dispatch.variants]
+                for name, dispatch in dispatches(module).items()
+                if name in kernels
+            }
         except ValueError as error:
             raise PassFailure(module, str(error)) from error
 

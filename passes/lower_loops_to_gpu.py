@@ -42,20 +42,17 @@ which says how the function is called.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
-
-from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.gpu_loops.lowering import lower, serves
+from shapejit.passes.host.dispatches import dispatches
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.target import Architecture, architecture_of
 
 _FORMS = ("by-value", "block")
-_BUCKET_VARIANT = re.compile(r'\], "([^"]*)"')
 
 
 @register_pass(
@@ -88,9 +85,11 @@ class LowerLoopsToGpu(Pass):
             architecture = architecture_of(module)
         except LoweringError as error:
             raise PassFailure(module, f"this module {error}") from error
-        chosen = {} if self.schedule else _dispatched(module)
+        chosen = {} if self.schedule else dispatches(module)
         for name, kernel in kernels.items():
-            variants = [self.schedule] if self.schedule else chosen.get(name, [])
+            variants = chosen[name].variants if name in chosen else ()
+            if self.schedule:
+                variants = (self.schedule,)
             for variant in reversed(variants):  # each goes right after the kernel
                 self._lower(kernel, variant, architecture)
 
@@ -105,15 +104,3 @@ class LowerLoopsToGpu(Pass):
             )
         except LoweringError as error:
             raise PassFailure(kernel, f"this kernel {error}") from error
-
-
-def _dispatched(module: Any) -> dict[str, list[str]]:
-    """The distinct variants that the ``shapejit.dispatch`` ops of a module name, by kernel."""
-    found: dict[str, list[str]] = {}
-    for op in sir.operations(sir.module_block(module)):
-        if op.name == "shapejit.dispatch":
-            kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
-            texts = map(str, ir.ArrayAttr(op.attributes["buckets"]))
-            matches = (_BUCKET_VARIANT.search(text) for text in texts)
-            found[kernel] = list(dict.fromkeys(match[1] for match in matches if match))
-    return found

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from typing import Any
 
 from mlir import ir
@@ -28,8 +27,6 @@ _EMITTERS = {
     "unaligned": "unaligned",
 }
 
-_BUCKET_VARIANT = re.compile(r'\], "([^"]*)"')
-
 
 def is_gemm(kernel: Any) -> bool:
     """Whether a ``shapejit.kernel`` is one that this lowering serves."""
@@ -43,33 +40,6 @@ def check(kernel: Any) -> None:
         LoweringError: it cannot.
     """
     gemm_problem(kernel)
-
-
-def dispatched(module: Any) -> dict[str, list[GemmSchedule]]:
-    """The distinct schedules that the ``shapejit.dispatch`` ops of a module name, by gemm kernel.
-
-    Raises:
-        ValueError: a variant of a gemm kernel names no schedule.
-    """
-    kernels = sir.kernels(module)
-    found: dict[str, list[GemmSchedule]] = {}
-    for op in sir.operations(sir.module_block(module)):
-        if op.name == "shapejit.dispatch":
-            kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
-            if not is_gemm(kernels[kernel]):
-                continue
-            found[kernel] = [GemmSchedule.parse(name) for name in dispatched_variants(op)]
-    return found
-
-
-def dispatched_variants(dispatch: Any) -> list[str]:
-    """The distinct variants that a ``shapejit.dispatch`` names, in the order of its buckets."""
-    names: dict[str, None] = {}
-    for bucket in ir.ArrayAttr(dispatch.attributes["buckets"]):
-        match = _BUCKET_VARIANT.search(str(bucket))
-        assert match is not None, bucket
-        names[match[1]] = None
-    return list(names)
 
 
 def variant_name(kernel: Any, schedule: GemmSchedule) -> str:
