@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapejit import ir as sir
+from shapejit.passes.host.dispatches import dispatches
 from shapejit.passes.nvgpu.epilogue import directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.lowering import dispatched
 from shapejit.passes.nvgpu.problem import (
     GemmProblem,
     gemm_problem,
@@ -149,8 +149,7 @@ def test_dispatched_variants_are_distinct_and_in_order() -> None:
           #shapejit.bucket<[65], [?], "swapped_128x128x64_s6_w2", "">
         ]
     }}"""
-    found = dispatched(module(text))
-    assert [str(each) for each in found["k"]] == [
+    assert dispatches(module(text))["k"].variants == (
         "swapped_128x128x64_s6_w2",
         "persistent_128x256x64_s4_w2",
-    ]
+    )
