@@ -448,16 +448,19 @@ ParseResult AttentionOp::parse(OpAsmParser &parser, OperationState &result) {
   Builder &builder = parser.getBuilder();
   SmallVector<AffineExpr> space;
   SmallVector<Attribute> maps;
-  MappedOperands groups[4];
-  static constexpr StringLiteral kKeywords[] = {"q", "k", "v", "mask"};
+  MappedOperands groups[6];
+  static constexpr StringLiteral kKeywords[] = {"q", "k", "v", "mask", "lengths", "starts"};
+  static constexpr size_t kCounts[] = {1, 1, 1, 1, 1, 2};
   if (parser.parseKeyword("over") || parseSizes(parser, space))
     return failure();
-  for (auto [keyword, group] : llvm::zip(kKeywords, groups)) {
-    bool optional = keyword == "mask";
+  for (auto [i, keyword, group] : llvm::enumerate(kKeywords, groups)) {
+    bool optional = i >= 3;
     if (parseMappedOperands(parser, keyword, optional, group, maps))
       return failure();
-    if (group.operands.size() != 1 && !(optional && group.operands.empty()))
-      return parser.emitError(group.loc) << "expected one operand for '" << keyword << "'";
+    if (group.operands.size() != kCounts[i] && !(optional && group.operands.empty()))
+      return parser.emitError(group.loc)
+             << "expected " << (kCounts[i] == 1 ? "one operand" : "two operands") << " for '"
+             << keyword << "'";
   }
   AffineMapAttr resultMap;
   Type type;
@@ -471,6 +474,10 @@ ParseResult AttentionOp::parse(OpAsmParser &parser, OperationState &result) {
   result.addTypes(type);
   result.addAttribute("space", ShapeAttr::get(parser.getContext(), space));
   result.addAttribute("maps", builder.getArrayAttr(maps));
+  if (!groups[4].operands.empty())
+    result.addAttribute("has_lengths", builder.getUnitAttr());
+  if (!groups[5].operands.empty())
+    result.addAttribute("is_ragged", builder.getUnitAttr());
   return success();
 }
 
@@ -481,12 +488,56 @@ void AttentionOp::print(OpAsmPrinter &printer) {
   printMappedOperands(printer, "q", getQ(), maps.slice(0, 1));
   printMappedOperands(printer, "k", getK(), maps.slice(1, 1));
   printMappedOperands(printer, "v", getV(), maps.slice(2, 1));
-  if (getMask())
-    printMappedOperands(printer, "mask", getMask(), maps.slice(3, 1));
+  size_t next = 0;
+  auto print = [&](StringRef keyword, size_t count) {
+    if (count)
+      printMappedOperands(printer, keyword, getOthers().slice(next, count),
+                          maps.slice(3 + next, count));
+    next += count;
+  };
+  print("mask", countMasks());
+  print("lengths", getHasLengths() ? 1 : 0);
+  print("starts", getIsRagged() ? 2 : 0);
   printer.printNewline();
   printer << "   ";
-  printer.printOptionalAttrDict((*this)->getAttrs(), {"space", "maps"});
+  printer.printOptionalAttrDict((*this)->getAttrs(), {"space", "maps", "has_lengths", "is_ragged"});
   printer << " -> " << maps.back() << " : " << getType();
+}
+
+/// The operands after v: types, and the spaces that their maps go over.
+static LogicalResult verifyOthers(AttentionOp op, SmallVectorImpl<SmallVector<AffineExpr>> &spaces,
+                                  SmallVectorImpl<StringRef> &names) {
+  ArrayRef<AffineExpr> space = op.getSpace().getDims();
+  AffineExpr b = space[0], h = space[1], m = space[2], n = space[3];
+  size_t masks = op.countMasks();
+  size_t known = masks + (op.getHasLengths() ? 1 : 0) + (op.getIsRagged() ? 2 : 0);
+  if (masks > 1 || known != op.getOthers().size())
+    return op.emitOpError() << "has " << op.getOthers().size()
+                            << " operands after v, which do not fit its attributes: at most one "
+                               "mask, lengths if has_lengths, two starts if is_ragged";
+  if (masks) {
+    spaces.push_back({b, h, m, n});
+    names.push_back("mask");
+    Type mask = elementOf(op.getOthers()[0]);
+    if (!mask.isInteger(1) && !isa<FloatType>(mask))
+      return op.emitOpError() << "mask holds " << mask << ", expected i1 or floating point";
+  }
+  if (op.getHasLengths()) {
+    spaces.push_back({b, h});
+    names.push_back("lengths");
+  }
+  if (op.getIsRagged()) {
+    for (int i = 0; i < 2; ++i) {
+      spaces.push_back({b + 1});
+      names.push_back("starts");
+    }
+  }
+  for (size_t i = masks; i < known; ++i) {
+    Type element = elementOf(op.getOthers()[i]);
+    if (!element.isInteger(32) && !element.isInteger(64))
+      return op.emitOpError() << names[3 + i] << " holds " << element << ", expected i32 or i64";
+  }
+  return success();
 }
 
 LogicalResult AttentionOp::verify() {
@@ -499,24 +550,19 @@ LogicalResult AttentionOp::verify() {
                          << getNumOperands() << " operands and one for the result";
   AffineExpr b = space[0], h = space[1], m = space[2], n = space[3], d = space[4], dv = space[5];
   SmallVector<SmallVector<AffineExpr>> spaces = {{b, h, m, d}, {b, h, n, d}, {b, h, n, dv}};
-  if (getMask())
-    spaces.push_back({b, h, m, n});
-  static constexpr StringLiteral kNames[] = {"q", "k", "v", "mask"};
+  SmallVector<StringRef> names = {"q", "k", "v"};
+  if (failed(verifyOthers(*this, spaces, names)))
+    return failure();
   Type element = elementOf(getQ());
   if (!isa<FloatType>(element))
     return emitOpError() << "needs floating-point operands, got " << element;
   for (auto [i, operand] : llvm::enumerate(getOperands())) {
-    if (failed(verifyEncoded(*this, operand.getType(), kNames[i])) ||
-        failed(verifyAccess(*this, mapAt(getMaps(), i), spaces[i], operand.getType(), kNames[i])))
+    if (failed(verifyEncoded(*this, operand.getType(), names[i])) ||
+        failed(verifyAccess(*this, mapAt(getMaps(), i), spaces[i], operand.getType(), names[i])))
       return failure();
     if (i < 3 && elementOf(operand) != element)
-      return emitOpError() << kNames[i] << " holds " << elementOf(operand) << " but q holds "
+      return emitOpError() << names[i] << " holds " << elementOf(operand) << " but q holds "
                            << element;
-  }
-  if (getMask()) {
-    Type mask = elementOf(getMask());
-    if (!mask.isInteger(1) && !isa<FloatType>(mask))
-      return emitOpError() << "mask holds " << mask << ", expected i1 or floating point";
   }
   if (failed(verifyEncoded(*this, getType(), "result")) ||
       failed(verifyAccess(*this, mapAt(getMaps(), getNumOperands()), {b, h, m, dv}, getType(),
@@ -526,10 +572,12 @@ LogicalResult AttentionOp::verify() {
     return emitOpError() << "result holds " << elementOf(getResult()) << " but q holds " << element;
   if (!std::isfinite(getScale().convertToDouble()))
     return emitOpError("needs a finite scale");
-  if (auto causal = getCausal();
-      causal && (causal->getNumDims() != 0 || causal->getNumResults() != 1))
+  auto causal = getCausal();
+  if (causal && (causal->getNumDims() != 0 || causal->getNumResults() != 1))
     return emitOpError() << "causal offset must be one expression of symbols, got "
                          << text(*causal);
+  if (getFromEnd() && !causal)
+    return emitOpError("counts a causal offset from the end, but has none");
   return success();
 }
 

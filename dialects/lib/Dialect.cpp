@@ -159,8 +159,8 @@ void BufferAttr::print(AsmPrinter &printer) const {
 
 LogicalResult BufferAttr::verify(function_ref<InFlightDiagnostic()> emitError, StringRef space,
                                  int64_t index) {
-  if (space != "arena" && space != "output")
-    return emitError() << "a buffer is in `arena` or `output`, got `" << space << "`";
+  if (space != "arena" && space != "output" && space != "input")
+    return emitError() << "a buffer is in `arena`, `output` or `input`, got `" << space << "`";
   if (index < 0)
     return emitError() << "buffer index must not be negative, got " << index;
   return success();

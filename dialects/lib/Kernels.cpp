@@ -64,6 +64,24 @@ LogicalResult KernelOp::verify() {
 // LaunchOp
 //===----------------------------------------------------------------------===//
 
+static LogicalResult verifyInPlace(LaunchOp op) {
+  auto inPlace = op.getInPlace();
+  if (!inPlace)
+    return success();
+  if (inPlace->size() != op.getNumResults())
+    return op.emitOpError() << "says of " << inPlace->size() << " results whether they are in "
+                            << "place, but has " << op.getNumResults();
+  for (auto [i, operand] : llvm::enumerate(*inPlace)) {
+    if (operand < -1 || operand >= static_cast<int64_t>(op.getNumOperands()))
+      return op.emitOpError() << "writes result " << i << " into operand " << operand
+                              << ", which it does not have";
+    if (operand >= 0 && op.getOperand(operand).getType() != op.getResult(i).getType())
+      return op.emitOpError() << "writes result " << i << " into operand " << operand
+                              << " of another type";
+  }
+  return success();
+}
+
 LogicalResult LaunchOp::verify() {
   if (getSizes().getNumDims() != 0)
     return emitOpError() << "binds sizes to expressions of symbols, got " << text(getSizes());
@@ -76,7 +94,7 @@ LogicalResult LaunchOp::verify() {
   if (auto buffers = getBuffers(); buffers && buffers->size() != getNumResults())
     return emitOpError() << "names " << buffers->size() << " buffers for " << getNumResults()
                          << " results";
-  return success();
+  return verifyInPlace(*this);
 }
 
 /// The number of elements where all sizes are constant.

@@ -59,13 +59,14 @@ def ShapeJit_ShapeAttr : ShapeJit_Attr<"Shape", "shape",
 }
 
 def ShapeJit_BufferAttr : ShapeJit_Attr<"Buffer", "buffer"> {
-  let summary = "where a launch writes a result: an arena slot or a program output";
+  let summary = "where a launch writes a result: an arena slot, an output or an input";
   let description = [{
     `#shapejit.buffer<arena 3>` is slot 3 of the program's arena (slots are listed in
     the function's `shapejit.arena` attribute); `#shapejit.buffer<output 0>` is the
-    memory the caller gave for result 0.
+    memory the caller gave for result 0; `#shapejit.buffer<input 1>` is that of input 1
+    (inputs are counted among each other), which the program changes in place.
   }];
-  let parameters = (ins StringRefParameter<"`arena` or `output`">:$space,
+  let parameters = (ins StringRefParameter<"`arena`, `output` or `input`">:$space,
                         "int64_t":$index);
   let hasCustomAssemblyFormat = 1;
   let genVerifyDecl = 1;

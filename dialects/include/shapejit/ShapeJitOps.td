@@ -271,6 +271,14 @@ def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
     `causal` offset o a key n is visible to query m when n <= m + o. A query that
     sees no key gives 0.
 
+    `lengths`, over (b, h), says how many of the n keys there are for a batch and head;
+    others are not read. `starts` are two tensors of batch + 1 integers, over (b): the
+    queries of batch b are those from `starts[0][b]` to `starts[0][b + 1]` of all, its
+    keys those from `starts[1][b]` to `starts[1][b + 1]`. The third index of the maps of
+    q and result (k and v) then counts the queries (keys) of all batches; m and n of the
+    space are the most that a batch has. With the unit attribute `from_end` the causal
+    offset is added to how many more keys than queries a batch (and head) has.
+
     ```mlir
     %o = shapejit.attention over [s0, 12, s1, s1, 32, 32]
         q(%q at #q : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>)
@@ -278,20 +286,34 @@ def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
         v(%v at #q : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>)
         {scale = 0.17 : f64} -> #q : tensor<?x?x384xf32, #shapejit.shape<[s0, s1, 384]>>
     ```
+
+    Operands after v are, in this order, the mask if there is one, the lengths if
+    `has_lengths`, the two starts if `is_ragged`; the custom assembly shows by names which
+    ones there are: `mask(..)`, `lengths(..)`, `starts(.., ..)`.
   }];
   let arguments = (ins
     AnyRankedTensor:$q,
     AnyRankedTensor:$k,
     AnyRankedTensor:$v,
-    Optional<AnyRankedTensor>:$mask,
+    Variadic<AnyRankedTensor>:$others,
     ShapeJit_ShapeAttr:$space,
     ShapeJit_Maps:$maps,
     F64Attr:$scale,
-    OptionalAttr<AffineMapAttr>:$causal
+    OptionalAttr<AffineMapAttr>:$causal,
+    UnitAttr:$from_end,
+    UnitAttr:$has_lengths,
+    UnitAttr:$is_ragged
   );
   let results = (outs AnyRankedTensor:$result);
   let hasCustomAssemblyFormat = 1;
   let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    /// How many of the operands after v are masks.
+    size_t countMasks() {
+      size_t known = (getHasLengths() ? 1 : 0) + (getIsRagged() ? 2 : 0);
+      return getOthers().size() < known ? 0 : getOthers().size() - known;
+    }
+  }];
 }
 
 def ShapeJit_PackOp : ShapeJit_Op<"pack", [Pure]> {
@@ -349,6 +371,102 @@ def ShapeJit_JoinOp : ShapeJit_Op<"join", [Pure]> {
 }
 
 //===----------------------------------------------------------------------===//
+// Scans, sorts
+//===----------------------------------------------------------------------===//
+
+def ShapeJit_ScanOp : ShapeJit_Op<"scan", [Pure]> {
+  let summary = "running combinations along the last dimension";
+  let description = [{
+    The last dimension of the space is the row. Element i of a row of the result
+    combines elements 0 to i of the input's row: `add`, `mul`, `max`, `min`, or
+    `logaddexp`, the logarithm of the sum of exponentials. `max` and `min` propagate
+    NaN. They may have a second result of i64, the place of the element that a
+    value is taken from: the last one of equals.
+
+    ```mlir
+    %sum = shapejit.scan add over [s0, 384]
+        ins(%x at affine_map<(d0, d1) -> (d0, d1)> : tensor<?x384xf32, #shapejit.shape<[s0, 384]>>)
+        -> tensor<?x384xf32, #shapejit.shape<[s0, 384]>>
+    ```
+  }];
+  let arguments = (ins
+    AnyRankedTensor:$input,
+    StrAttr:$kind,
+    ShapeJit_ShapeAttr:$space,
+    ShapeJit_Maps:$maps
+  );
+  let results = (outs AnyRankedTensor:$values, Optional<AnyRankedTensor>:$indices);
+  let hasCustomAssemblyFormat = 1;
+  let hasVerifier = 1;
+}
+
+def ShapeJit_SortOp : ShapeJit_Op<"sort", [Pure]> {
+  let summary = "sorts the rows of the last dimension, or finds the head of that";
+  let description = [{
+    The last dimension of the space is the row. The results are the first k elements
+    of each sorted row, and their places in the input's row as i64; k is the last size
+    of the results, at most that of the row. So one op is a sort (all of the row), a
+    top-k (`descending`, a short head) and what lies between.
+
+    The order is stable, ascending or `descending`: equals stay in the order of the
+    row. NaN is greater than all numbers; zeros of both signs are equal.
+
+    ```mlir
+    %v, %i = shapejit.sort over [s0, 32000]
+        ins(%x at affine_map<(d0, d1) -> (d0, d1)> : tensor<?x32000xf32, #shapejit.shape<[s0, 32000]>>)
+        {descending}
+        -> tensor<?x50xf32, #shapejit.shape<[s0, 50]>>, tensor<?x50xi64, #shapejit.shape<[s0, 50]>>
+    ```
+  }];
+  let arguments = (ins
+    AnyRankedTensor:$input,
+    ShapeJit_ShapeAttr:$space,
+    ShapeJit_Maps:$maps,
+    UnitAttr:$descending
+  );
+  let results = (outs AnyRankedTensor:$values, AnyRankedTensor:$indices);
+  let hasCustomAssemblyFormat = 1;
+  let hasVerifier = 1;
+}
+
+//===----------------------------------------------------------------------===//
+// Updates
+//===----------------------------------------------------------------------===//
+
+def ShapeJit_ScatterOp : ShapeJit_Op<"scatter", [Pure]> {
+  let summary = "a tensor with some of its elements replaced";
+  let description = [{
+    The result is `dest`, with element `map(i, p)` replaced by the source's element at `i`
+    for every index `i` of the space. The source and the positions are read at their maps
+    over the space; dest's map is over the space's dimensions and then one dimension a
+    position, whose value is what the position tensor holds. An element whose index lies
+    outside of dest is left out. Of several elements for one index any one stays.
+
+    Only the elements that are replaced are written: the result has the memory of `dest`.
+    `shapejit-form-kernels` sees to it that nobody needs the old value any more then, by a
+    copy where somebody does.
+
+    ```mlir
+    %new = shapejit.scatter over [s0, 8, s1, 64]
+        from(%k at #id : tensor<?x8x?x64xf32, #shapejit.shape<[s0, 8, s1, 64]>>)
+        by(%rows at affine_map<(d0, d1, d2, d3) -> (d2)> : tensor<?xi64, #shapejit.shape<[s1]>>)
+        into(%cache at affine_map<(d0, d1, d2, d3, d4) -> (d0, d1, d4, d3)>
+            : tensor<?x8x512x64xf32, #shapejit.shape<[s0, 8, 512, 64]>>)
+    ```
+  }];
+  let arguments = (ins
+    AnyRankedTensor:$source,
+    Variadic<AnyRankedTensor>:$positions,
+    AnyRankedTensor:$dest,
+    ShapeJit_ShapeAttr:$space,
+    ShapeJit_Maps:$maps
+  );
+  let results = (outs AnyRankedTensor:$result);
+  let hasCustomAssemblyFormat = 1;
+  let hasVerifier = 1;
+}
+
+//===----------------------------------------------------------------------===//
 // Kernels
 //===----------------------------------------------------------------------===//
 
@@ -388,8 +506,9 @@ def ShapeJit_LaunchOp : ShapeJit_Op<"launch", [Pure,
   let description = [{
     `sizes` gives the values of the kernel's symbols. What passes between launches is
     contiguous memory, so an operand may regroup contiguous dimensions: the kernel's
-    argument has the same element type and the same number of elements. `buffers`,
-    once memory is planned, says where each result is written.
+    argument has the same element type and the same number of elements. `in_place` says
+    of each result in which operand's memory it is written, -1 for memory of its own.
+    `buffers`, once memory is planned, says where each result is written.
 
     ```mlir
     %y = shapejit.launch @gemm0 affine_map<()[s0, s1] -> (s0 * s1)> (%x, %w)
@@ -401,6 +520,7 @@ def ShapeJit_LaunchOp : ShapeJit_Op<"launch", [Pure,
     FlatSymbolRefAttr:$kernel,
     AffineMapAttr:$sizes,
     Variadic<AnyRankedTensor>:$operands,
+    OptionalAttr<DenseI64ArrayAttr>:$in_place,
     OptionalAttr<TypedArrayAttrBase<ShapeJit_BufferAttr, "array of buffers">>:$buffers
   );
   let results = (outs Variadic<AnyRankedTensor>:$outs);
