@@ -6,7 +6,8 @@ Sets of shapes (batch, queries, keys):
 
 - ``minilm``: 12 heads of 32 with padding, q, k and v slices of one tensor, as in MiniLM;
 - ``prefill``: 16 heads of 64 and of 128, causal and not, lengths 64 to 8192 with odd ones;
-- ``decode``: one query and the keys before it, 32 heads of 128 on 8; and a few queries.
+- ``decode``: 1, 4 and 16 queries and 128 to 32768 keys, with odd ones: 32 heads of 128 on 8, 16
+  heads of 64 and of 128 with keys of their own.
 
 Peers are `scaled_dot_product_attention` by the flash, memory-efficient and cuDNN backends, each
 where it takes the operands. Results are checked against float64 before they are timed, of large
@@ -41,8 +42,13 @@ BACKENDS = {
 MINILM = Attention(heads=12, d=32, layout="packed", mask="i1")
 MINILM_LENGTHS = (8, 32, 64, 100, 128, 200, 256)
 PREFILL_LENGTHS = (64, 100, 128, 333, 512, 777, 1024, 2047, 2048, 4096, 8192)
-DECODE = Attention(heads=32, kv_heads=8, d=128, layout="bhm", causal="s2 - s1")
-FEW_QUERIES = Attention(heads=12, d=64, layout="bhm")
+DECODE_KEYS = (128, 1000, 2048, 8191, 32768)
+#: Batches and queries of each kind of decode; every query sees all keys, in torch as here.
+DECODE = {
+    "32 heads of 128 on 8": (Attention(32, 8, d=128, layout="bhm"), (1, 4, 16), (1, 4, 16)),
+    "16 heads of 64": (Attention(16, d=64, layout="bhm"), (1, 4, 16), (1, 16)),
+    "16 heads of 128": (Attention(16, d=128, layout="bhm"), (1, 4), (1,)),
+}
 
 _SCORES_CHECKED = 1 << 27  # of all the batch; where there are more, only its ends are checked
 
@@ -140,10 +146,10 @@ def all_cells() -> list[Cell]:
         for causal in (None, "0"):
             kind = f"16 heads of {d}{', causal' if causal else ''}"
             found += cells_of("prefill", kind, Attention(heads=16, d=d, causal=causal), shapes)
-    shapes = [(b, 1, n) for b in (1, 4, 16) for n in (128, 512, 1000, 2048, 8192)]
-    found += cells_of("decode", "1 query, 32 heads of 128 on 8", DECODE, shapes)
-    shapes = [(b, 16, n) for b in (1, 8) for n in (128, 512, 1000, 2048)]
-    return found + cells_of("decode", "16 queries, 12 heads of 64", FEW_QUERIES, shapes)
+    for kind, (attention, batches, queries) in DECODE.items():
+        shapes = [(b, m, n) for b in batches for m in queries for n in DECODE_KEYS]
+        found += cells_of("decode", kind, attention, shapes)
+    return found
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ from typing import Any
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.host.dispatches import dispatches
+from shapejit.passes.nvgpu.attention.kinds import Schedule, parse_schedule
 from shapejit.passes.nvgpu.attention.lowering import lower, serves
-from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.target import Architecture, architecture_of
 
@@ -63,7 +63,7 @@ _FORMS = ("by-value", "block")
 class LowerAttentionToNvgpu(Pass):
     """Turn every variant of an attention kernel into a module with its GPU code."""
 
-    schedule: str = option("", help="the one variant of every kernel; see attention/schedule.py")
+    schedule: str = option("", help="the one variant of every kernel; see attention/kinds.py")
     parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
     programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
     constant_weights: bool = option(
@@ -90,24 +90,22 @@ class LowerAttentionToNvgpu(Pass):
             for schedule in reversed(schedules.get(name, [])):  # each goes right after the kernel
                 self._lower(kernel, schedule, architecture)
 
-    def _schedules(
-        self, module: Any, kernels: Collection[str]
-    ) -> dict[str, list[AttentionSchedule]]:
+    def _schedules(self, module: Any, kernels: Collection[str]) -> dict[str, list[Schedule]]:
         """The distinct variants of these kernels.
 
         Raises:
             ValueError: a variant names no schedule.
         """
         if self.schedule:
-            one = AttentionSchedule.parse(self.schedule)
+            one = parse_schedule(self.schedule)
             return {name: [one] for name in kernels}
         return {
-            name: [AttentionSchedule.parse(variant) for variant in dispatch.variants]
+            name: [parse_schedule(variant) for variant in dispatch.variants]
             for name, dispatch in dispatches(module).items()
             if name in kernels
         }
 
-    def _lower(self, kernel: Any, schedule: AttentionSchedule, architecture: Architecture) -> None:
+    def _lower(self, kernel: Any, schedule: Schedule, architecture: Architecture) -> None:
         try:
             lower(
                 kernel,

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import functools
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from torch import Tensor  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.gpu.launch import Kernel  # noqa: E402
 from shapejit.gpu.module import Module  # noqa: E402
+from shapejit.passes.nvgpu.attention.flash_choice import TIERS  # noqa: E402
 from shapejit.symbolic import Expr  # noqa: E402
 from unit.simulated_attention import Attention, LoweredAttention  # noqa: E402
 
@@ -32,6 +36,7 @@ SCHEDULES = [
     "tiles_64x32_g4_c1",
     "tiles_128x32_g2_c1",
 ]
+FLASH_SCHEDULES = sorted({str(each) for tiers in TIERS.values() for each in tiers})
 VARIANTS = {
     "padding mask": Attention(3, mask="i1"),
     "heads of one tensor": Attention(12, layout="packed", mask="i1"),
@@ -162,6 +167,125 @@ def test_captured(device: Device) -> None:
             out = torch.empty_like(query)
             operands = [query, *tensors[1:], out]
             addresses = [each.data_ptr() for each in operands]
+            kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
+            query = out
+        return query
+
+    expected = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = chain()
+    for _ in range(3):
+        result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
+
+
+# Flash kernels ------------------------------------------------------------------------------------
+
+_LONG = [*SIZES, (3, 129, 64), (1, 7, 8192), (1, 2047, 2049), (2, 4096, 4096)]
+
+
+def _flash_attention(schedule: str, **rest: object) -> Attention:
+    """With heads of the size that a schedule is made for, few, so that the reference is quick."""
+    size = next(d for d, tiers in TIERS.items() if schedule in map(str, tiers))
+    return Attention(heads=3, d=size, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("causal", [None, "s2 - s1"])
+@pytest.mark.parametrize("schedule", FLASH_SCHEDULES)
+def test_flash_schedules(device: Device, schedule: str, causal: str | None, block: bool) -> None:
+    attention = _flash_attention(schedule, causal=causal)
+    kernel = loaded(device, attention, schedule, block)
+    assert not kernel.kernel.local_bytes, "spills"
+    wrong = [check(kernel, attention, sizes) for sizes in _LONG]
+    assert not list(filter(None, wrong))
+
+
+FLASH_VARIANTS = {
+    "heads of one tensor": Attention(12, d=64, layout="packed", mask="i1"),
+    "first queries see nothing": Attention(2, d=64, causal="-300"),
+    "queries behind the keys": Attention(2, d=64, causal="5"),
+    "grouped": Attention(8, 2, d=64, causal="s2 - s1"),
+    "one head of keys": Attention(4, 1, d=64, layout="bhm"),
+    "full bool mask": Attention(2, d=64, mask="i1", mask_shape="s0, 2, s1, s2"),
+    "float mask": Attention(2, d=64, mask="f32", mask_shape="1, 1, s1, s2"),
+    "float mask of keys": Attention(2, d=64, mask="bf16"),
+    "causal and mask": Attention(2, d=64, mask="i1", causal="s2 - s1"),
+    "f16": Attention(2, d=64, element="f16"),
+    "heads of 40": Attention(2, d=40, dv=56),
+    "negative scale": Attention(2, d=64, scale=-0.3),
+}
+
+
+@pytest.mark.parametrize("name", FLASH_VARIANTS)
+@pytest.mark.parametrize("schedule", ["flash_64x128_s6_c2", "flash_128x128_s8_c1"])
+def test_flash_variants(device: Device, name: str, schedule: str) -> None:
+    attention = FLASH_VARIANTS[name]
+    kernel = loaded(device, attention, schedule, True)
+    generator = random.Random(f"{name} {schedule}")
+    sizes = [(1, 1, 1), (1, 64, 64), (2, 65, 129), (1, 300, 333), (4, 1000, 777)]
+    sizes += [tuple(generator.randint(1, each) for each in (4, 1500, 1500)) for _ in range(6)]
+    wrong = [check(kernel, attention, each) for each in sizes]
+    assert not list(filter(None, wrong))
+
+
+_ALONE = """
+import sys
+
+import torch
+
+sys.path.insert(0, sys.argv[1])
+from shapejit.gpu.driver import driver
+from gpu.test_attention import Loaded, _flash_attention, check
+
+schedule, block = sys.argv[2], sys.argv[3] == "block"
+attention = _flash_attention(schedule, causal="s2 - s1")
+torch.cuda.init()
+kernel = Loaded(driver().device(0), attention, schedule, block)
+print(check(kernel, attention, (2, 333, 500)) or "right")
+"""
+
+
+@pytest.mark.parametrize("form", ["by-value", "block"])
+@pytest.mark.parametrize("schedule", FLASH_SCHEDULES)
+def test_flash_first_of_a_process(device: Device, schedule: str, form: str) -> None:
+    """In a process that launched nothing of ours before; one that hangs is ended."""
+    folder = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", _ALONE, folder, schedule, form]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert done.stdout.strip().endswith("right"), done.stdout[-2000:]
+
+
+def test_flash_results_do_not_vary(device: Device) -> None:
+    """Bitwise, over many calls of a size with more tiles than multiprocessors."""
+    attention = Attention(16, d=128, causal="0")
+    kernel = loaded(device, attention, "flash_128x128_s5_c1", False)
+    torch.manual_seed(0)
+    inputs = [each.cuda() for each in attention.inputs(2, 1500, 1500)]
+    first = kernel(inputs, 2, 1500, 1500).clone()
+    for _ in range(30):
+        assert torch.equal(kernel(inputs, 2, 1500, 1500), first)
+
+
+def test_flash_captured(device: Device) -> None:
+    """Launches in a CUDA graph, each reading what the one before wrote."""
+    attention = Attention(4, d=64)
+    kernel = Loaded(device, attention, "flash_64x128_s6_c2", False).kernel
+    tensors = [torch.randn(2, 500, 256, device="cuda").bfloat16() for _ in range(3)]
+    values = [Expr.parse(value).evaluate([2, 500, 500]) for value in kernel.interface.values]
+
+    def chain() -> Tensor:
+        query = tensors[0]
+        for _ in range(20):
+            out = torch.empty_like(query)
+            addresses = [each.data_ptr() for each in (query, *tensors[1:], out)]
             kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
             query = out
         return query

@@ -130,6 +130,10 @@ class Attention:
 
     # Values ---------------------------------------------------------------------------------------
 
+    def symbols(self, b: int, m: int, n: int) -> list[int]:
+        """The values of the kernel's symbols."""
+        return [b, m, n]
+
     def inputs(self, b: int, m: int, n: int) -> list[Tensor]:
         """Random arguments."""
         dtype = DTYPES[self.element]
@@ -293,7 +297,7 @@ class LoweredAttention:
                 self.interface,
                 inputs,
                 self._attention.result(b, m),
-                [b, m, n],
+                self._attention.symbols(b, m, n),
                 shifts=shifts,
                 multiprocessors=multiprocessors,
                 seed=seed,

@@ -12,7 +12,7 @@ import pytest
 
 from shapejit import ir as sir
 from shapejit.passes.buckets.device import H200
-from shapejit.passes.nvgpu.attention import choice
+from shapejit.passes.nvgpu.attention import choice, decode_choice, flash_choice
 from shapejit.passes.nvgpu.attention.choice import Bounds, Bucket
 from shapejit.passes.nvgpu.attention.lowering import check, choose, serves
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
@@ -68,9 +68,12 @@ def test_variants_are_few_and_known(name: str) -> None:
     attention, bounds = PROBLEMS[name]
     axes, buckets = chosen(attention, bounds)
     known = {str(each) for tiers in choice.TIERS.values() for each in tiers}
+    known |= {str(each) for tiers in flash_choice.TIERS.values() for each in tiers}
+    known |= set(map(str, decode_choice.SCHEDULES.values()))
     assert {variant for _, _, variant, _ in buckets} <= known
-    assert len(axes) == (len(buckets) > 1)
-    assert len(buckets) <= 3
+    assert bool(axes) == (len(buckets) > 1)
+    assert len(axes) <= 3
+    assert len(buckets) <= 12
 
 
 def test_rows_are_the_axis() -> None:
@@ -91,7 +94,7 @@ def test_a_kernel_whose_sizes_need_no_choice() -> None:
     for bounds, tier in (
         ({0: (1, 1), 1: (1, 512)}, 0),
         ({0: (4, 4), 1: (400, 512)}, 1),
-        ({0: (64, 128), 1: (128, None)}, 2),
+        ({0: (64, 128), 1: (128, 1024)}, 2),
     ):
         axes, [(lower, upper, variant, _)] = chosen(attention, bounds)
         assert (axes, lower, upper, variant) == ([], (), (), str(choice.TIERS[32][tier]))
@@ -114,9 +117,9 @@ def test_names_of_schedules() -> None:
 
 
 def test_kernels_that_are_refused() -> None:
-    attention = Attention(d=160)
+    attention = Attention(d=320)
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(attention.text)
         kernel = sir.kernels(module)["k"]
-        with pytest.raises(LoweringError, match="head size of 160"):
+        with pytest.raises(LoweringError, match="head size of 320"):
             check(kernel)

@@ -163,6 +163,6 @@ class BlockStep:
             scores = self.elements.apply(scores, queries, first, problem.scale)
         if self.key_mask is not None:
             scores = self.key_mask.hide(scores, words, queries.fragment)
-        if self.key_mask is None or self.limits.is_causal:
+        if self.key_mask is None or self.limits.is_causal or self.limits.varies:
             scores = self.limits.hide(scores, queries, first, self.schedule.share)
         return scores

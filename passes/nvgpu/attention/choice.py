@@ -17,14 +17,18 @@ theirs; the number of keys changes the times of all schedules alike.
 On an H200, 12 heads of 32 with a mask of keys, tiles of 128 queries begin to win between 384 and
 768 tiles of 64, of which the multiprocessors hold 528 at once. That was measured with two blocks of
 keys in shared memory; three or four hide more of the latency of copies, and are not measured apart.
+
+That is said of the kind ``tiles`` alone. `flash_choice` gives long sequences to flash kernels, and
+`decode_choice` few queries to kernels that divide keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from shapejit.passes.buckets.device import Device
+from shapejit.passes.nvgpu.attention import decode_choice, flash_choice
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem, attention_problem
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.tiles import padded
@@ -45,6 +49,7 @@ TIERS: Final = {
     32: _all("tiles_64x64_s4_w2_c1", "tiles_64x64_s3_w4_c1", "tiles_128x64_s3_c3"),
     64: _all("tiles_64x64_w2_c1", "tiles_64x64_s3_w4_c1", "tiles_128x64_s3_w2_c1"),
     128: _all("tiles_64x64_c1", "tiles_64x64_w2_c1", "tiles_128x64_s3_c1"),
+    256: _all("tiles_64x32_c2", "tiles_64x32_w2_c1"),
 }
 
 
@@ -70,6 +75,19 @@ def choose(
         LoweringError: it cannot be lowered.
     """
     problem = attention_problem(kernel)
+    axes, buckets = _choose_tiles(problem, sizes, device)
+    if flash_choice.serves(problem):
+        axes, buckets = _choose_flash(problem, sizes, device, buckets)
+    most = decode_choice.most_queries(problem, sizes)
+    if most:
+        return decode_choice.with_few_queries(problem, sizes, most, axes, buckets)
+    return axes, buckets
+
+
+def _choose_tiles(
+    problem: AttentionProblem, sizes: Mapping[int, Bounds], device: Device
+) -> tuple[list[Expr], list[Bucket]]:
+    """The same by places for tiles alone."""
     tiers = TIERS[max(padded(problem.head), padded(problem.value))]
     axis, heads = _rows(problem)
     low, high = _bounds(axis, sizes)
@@ -91,6 +109,41 @@ def choose(
         return [axis], buckets
     [(_, _, variant, reason)] = buckets
     return [], [((), (), variant, reason)]
+
+
+def _choose_flash(
+    problem: AttentionProblem,
+    sizes: Mapping[int, Bounds],
+    device: Device,
+    tiled: Sequence[Bucket],
+) -> tuple[list[Expr], list[Bucket]]:
+    """What `_choose_tiles` found, with flash kernels for long sequences."""
+    axis, heads = _rows(problem)
+    last: int | None = None
+    if flash_choice.replaces_large_tiles(problem):
+        *_, tier, _ = TIERS[padded(problem.head)]
+        last = places(tier, device) * tier.rows // max(heads, 1)
+    rows, keys = _bounds(axis, sizes), _bounds(problem.space[3], sizes)
+    found = flash_choice.with_flash(problem, max(heads, 1), (rows, keys), last, tiled, device)
+    return _needed([axis, problem.space[3]], found)
+
+
+def _needed(axes: Sequence[Expr], buckets: Sequence[Bucket]) -> tuple[list[Expr], list[Bucket]]:
+    """Buckets without the axes along which all of them reach as far."""
+    kept = [
+        number
+        for number in range(len(axes))
+        if len({(lower[number], upper[number]) for lower, upper, _, _ in buckets}) > 1
+    ]
+    return [axes[number] for number in kept], [
+        (
+            tuple(lower[number] for number in kept),
+            tuple(upper[number] for number in kept),
+            variant,
+            reason,
+        )
+        for lower, upper, variant, reason in buckets
+    ]
 
 
 def _rows(problem: AttentionProblem) -> tuple[Expr, int]:

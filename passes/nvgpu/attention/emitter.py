@@ -25,7 +25,8 @@ The grid is persistent. In block form it is fixed when the graph is made; CTAs w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 from mlir.dialects import arith, gpu, nvvm
 
@@ -39,6 +40,7 @@ from shapejit.passes.nvgpu.attention.output import ResultStore
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.softmax import Softmax, State
+from shapejit.passes.nvgpu.attention.spans import Span, Spans
 from shapejit.passes.nvgpu.attention.tiles import Copy, Rows, Tile, TileCopy, start_copies
 from shapejit.passes.nvgpu.builder import (
     Branches,
@@ -93,10 +95,12 @@ def emit(request: AttentionRequest) -> KernelInterface:
     Raises:
         LoweringError: the schedule needs more shared memory than there is.
     """
-    return _Kernel(request).emit()
+    return AttentionKernel(request).emit()
 
 
-class _Kernel:
+class AttentionKernel:
+    """Emits a kernel; `SplitKernel` differs in what a CTA computes."""
+
     def __init__(self, request: AttentionRequest) -> None:
         self._problem, self._schedule = request.problem, request.schedule
         self._count = WARPGROUP * request.schedule.warpgroups  # threads of a worker
@@ -218,19 +222,16 @@ class _Kernel:
         """What is done with a block of keys."""
         problem, schedule, function = self._problem, self._schedule, self._function
         self._limits = limits = Limits(function, problem)
+        self._spans = Spans(function, problem)
         self._key_mask: KeyMask | None = None
         elements: ElementMask | None = None
-        if problem.mask is not None and problem.masks_keys:
+        if problem.mask is not None and self._shares_key_mask:
             self._key_mask = KeyMask(
                 function, problem.mask, limits.keys, schedule.keys, self._threads.lane
             )
         elif problem.mask is not None:
             elements = ElementMask(function, problem)
-        # The exponential's instruction multiplies by the scale, unless something is added between;
-        # the maximum of scaled scores is that of the scores only if the scale is positive.
-        is_scaled = problem.adds_mask or problem.scale <= 0
-        scale = 1.0 if is_scaled else problem.scale
-        self._softmax = Softmax(scale, is_scaled=is_scaled)
+        self._softmax = Softmax.of(problem)
         self._step = BlockStep(
             problem,
             schedule,
@@ -245,6 +246,11 @@ class _Kernel:
             elements,
             self._softmax,
         )
+
+    @property
+    def _shares_key_mask(self) -> bool:
+        """Whether the mask is the same for all rows of a tile, see `KeyMask`."""
+        return self._problem.masks_keys
 
     # A tile ---------------------------------------------------------------------------------------
 
@@ -263,19 +269,34 @@ class _Kernel:
 
     def _tile(self, batch: Num, head: Num, first: Num, after: Num) -> tuple[Num, Num, Num]:
         """Computes a tile; returns the place of the one after it."""
+        span = self._enter(batch, head)
+        following = self._place(after)
+        # The number of a batch's tiles is that of the batch with most queries.
+        with when(compare("ult", first, span.queries)) if self._limits.varies else nullcontext():
+            self._compute(span, batch, head, first)
+        return following
+
+    def _enter(self, batch: Num, head: Num) -> Span:
+        """What a batch and head have; limits are theirs from now on."""
+        span = self._spans.of(batch, head)
+        self._limits = self._limits.within(span.queries, span.keys)
+        self._step = replace(self._step, limits=self._limits)
+        return span
+
+    def _compute(self, span: Span, batch: Num, head: Num, first: Num) -> None:
+        """Computes the tile whose queries are those from ``first`` on."""
         problem, schedule = self._problem, self._schedule
-        queries = self._rows(problem.q, batch, head, 2)
+        queries = self._query_rows(problem.q, batch, head, span)
         self._keys, self._values = (
-            self._rows(access, batch, head, 3) for access in (problem.k, problem.v)
+            self._key_rows(access, batch, head, span) for access in (problem.k, problem.v)
         )
         start_copies([Copy(self._copy_queries, queries, first, self._query_offset)])
-        following = self._place(after)
         mine = Queries(batch, head, add(first, mul(self._block, ROWS)), self._fragment)
         most = self._limits.of_any(first, schedule.rows)
         # One at least, so that queries have arrived before their place is used for results.
         blocks = umax(ceildiv(most, schedule.block), 1)
         state = self._attend(mine, blocks)
-        result = self._rows(problem.result, batch, head, 2)
+        result = self._query_rows(problem.result, batch, head, span)
         if schedule.groups > 1:
             place = (self._thread, value(self._block), self._group)
             state = exchange(
@@ -292,11 +313,12 @@ class _Kernel:
         else:
             self._store.store(result, mine, self._softmax.results(state))
         self._synchronize()  # before the next tile overwrites what others still read
-        return following
 
-    def _rows(self, access: Access, batch: Num, head: Num, dim: int) -> Rows:
-        count = self._function.size(self._problem.space[dim])
-        return Rows(self._function, access, batch, head, count)
+    def _query_rows(self, access: Access, batch: Num, head: Num, span: Span) -> Rows:
+        return Rows(self._function, access, batch, head, span.queries, span.first_query)
+
+    def _key_rows(self, access: Access, batch: Num, head: Num, span: Span) -> Rows:
+        return Rows(self._function, access, batch, head, span.keys, span.first_key)
 
     def _copy_block(self, block: Num, stage: Num) -> None:
         """Starts to copy a block of keys and values into a stage."""
@@ -369,6 +391,10 @@ class _Kernel:
             return []
         return self._key_mask.load(queries.batch, queries.head, self._first_key(block))
 
+    def _limit(self, queries: Queries) -> Num:
+        """The keys that any query of the warpgroup may see."""
+        return self._limits.of_any(queries.first, ROWS)
+
     def _see(
         self, queries: Queries, block: Num, stage: Value, loaded: Sequence[Value], state: State
     ) -> State:
@@ -379,8 +405,7 @@ class _Kernel:
             words = self._key_mask.shared(loaded)
             conditions.append(self._key_mask.sees_any(words))
         if self._schedule.groups > 1 or self._limits.is_causal:
-            most = self._limits.of_any(queries.first, ROWS)
-            conditions.append(compare("slt", first, most))
+            conditions.append(compare("slt", first, self._limit(queries)))
         if not conditions:
             return self._step.emit(queries, first, stage, words, state)
         sees = conditions[0]

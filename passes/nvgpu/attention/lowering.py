@@ -10,9 +10,8 @@ from mlir import ir
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.attention.choice import choose
-from shapejit.passes.nvgpu.attention.emitter import AttentionRequest, emit
+from shapejit.passes.nvgpu.attention.kinds import emit, parse_schedule
 from shapejit.passes.nvgpu.attention.problem import attention_problem, is_attention
-from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import INTERFACE
 from shapejit.passes.nvgpu.target import Architecture
@@ -47,7 +46,7 @@ def lower(
 
     Args:
         kernel: ``shapejit.kernel`` with one attention.
-        variant: text of an `AttentionSchedule`.
+        variant: text of a schedule, see `kinds`.
         architecture: what it runs on.
         block: whether its parameters lie in a parameter block.
         programmatic: whether it may start before the kernel ahead of it ends.
@@ -57,21 +56,21 @@ def lower(
         LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
     """
     try:
-        schedule = AttentionSchedule.parse(variant)
+        schedule = parse_schedule(variant)
     except ValueError as error:
         raise LoweringError(f"has a variant without a schedule: {error}") from error
     name = ir.StringAttr(kernel.attributes["sym_name"]).value
-    request = AttentionRequest(
-        f"{name}__{schedule}",
-        attention_problem(kernel),
-        schedule,
-        architecture,
-        block=block,
-        programmatic=programmatic,
-    )
+    problem = attention_problem(kernel)
     scratch = ir.Module.create(kernel.location)
     with ir.InsertionPoint(scratch.body), kernel.location:
-        interface = emit(request)
+        interface = emit(
+            f"{name}__{schedule}",
+            problem,
+            schedule,
+            architecture,
+            block=block,
+            programmatic=programmatic,
+        )
     [module] = (op.operation for op in scratch.body.operations)
     module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
     module.move_after(kernel)

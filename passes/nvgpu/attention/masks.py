@@ -8,8 +8,9 @@ What is not seen gets a score of minus infinity.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlir import ir
@@ -83,6 +84,10 @@ class Queries:
         """The number of one of the thread's two queries."""
         return add(add(self.first, self.fragment.row), 8 * row)
 
+    def head_of(self, row: int) -> Num:
+        """The head of one of the thread's two queries."""
+        return self.head
+
 
 class Limits:
     """How many of the keys, from the first one on, queries may see at most.
@@ -95,6 +100,25 @@ class Limits:
     def __init__(self, function: KernelFunction, problem: AttentionProblem) -> None:
         self._queries, self.keys = function.size(problem.space[2]), function.size(problem.space[3])
         self._offset = None if problem.causal is None else function.size(problem.causal)
+        self._from_end = problem.from_end
+        #: Whether there may be fewer keys than the problem's size says.
+        self.varies = problem.has_spans
+        if self._from_end and not self.varies:
+            self._count_from_end()
+
+    def _count_from_end(self) -> None:
+        assert self._offset is not None
+        self._offset = add(self._offset, sub(self.keys, self._queries))
+
+    def within(self, queries: Num, keys: Num) -> Limits:
+        """The limits in a batch and head that have so many queries and keys, i32."""
+        if not self.varies:
+            return self
+        made = copy.copy(self)
+        made._queries, made.keys = queries, keys
+        if made._from_end:
+            made._count_from_end()
+        return made
 
     @property
     def is_causal(self) -> bool:
@@ -112,20 +136,29 @@ class Limits:
         return self.of_query(last)
 
     def hide(self, scores: Sequence[Value], queries: Queries, first: Num, keys: int) -> list[Value]:
-        """Hides what is beyond the limits in a block of keys from ``first`` on."""
+        """Hides what is beyond the limits in a block of keys from ``first`` on, if there is any."""
         all_seen = self.of_query(queries.first)
         needed = compare("sgt", add(first, keys), all_seen)
         branches = Branches(needed, [f32()] * len(scores))
         with branches.then() as given:
             ptx.keep_branch()
-            start = add(first, queries.fragment.column)
-            limits = [sub(self.of_query(queries.row(row)), start) for row in range(2)]
-            for register, score in enumerate(scores):
-                seen = compare("sgt", limits[row_of(register)], column_of(register))
-                given.append(select(seen, score, number(-math.inf)))
+            given.extend(self.apply(scores, queries, first))
         with branches.otherwise() as given:
             given.extend(scores)
         return branches.results
+
+    def apply(self, scores: Sequence[Value], queries: Queries, first: Num) -> list[Value]:
+        """Hides what is beyond the limits in a block of keys from ``first`` on."""
+        start = add(first, queries.fragment.column)
+        limits = [sub(self.of_query(queries.row(row)), start) for row in range(2)]
+        return [
+            select(
+                compare("sgt", limits[row_of(register)], column_of(register)),
+                score,
+                number(-math.inf),
+            )
+            for register, score in enumerate(scores)
+        ]
 
 
 class KeyMask:
@@ -146,7 +179,7 @@ class KeyMask:
         self, function: KernelFunction, access: Access, keys: Num, count: int, lane: Value
     ) -> None:
         self._function, self._access, self._keys, self._lane = function, access, keys, lane
-        self.words = count // _WORD
+        self.words = -(-count // _WORD)
         self._base = ptx.global_address(function.address(access.operand))
         self._stride = function.size(access.stride(COLUMN) or 0, 8)
 
@@ -210,26 +243,54 @@ class ElementMask:
         self._base = ptx.global_address(function.address(problem.mask.operand))
 
     def apply(
-        self, scores: Sequence[Value], queries: Queries, first: Num, scale: float
+        self,
+        scores: Sequence[Value],
+        queries: Queries,
+        first: Num,
+        scale: float,
+        *,
+        whole: bool = False,
     ) -> list[Value]:
-        """Hides, or scales scores and adds to them, in a block of keys from ``first`` on."""
+        """Hides, or scales scores and adds to them, in a block of keys from ``first`` on.
+
+        Args:
+            whole: whether there is a key for each score.
+        """
         element = self._access.element
         start = add(first, queries.fragment.column)
+        # Rows beyond the last one are not stored: any mask will do for them.
+        rows = [umin(queries.row(row), sub(self._rows, 1)) for row in range(2)]
+        load = self._loader(queries, rows, start)
         made = []
         for register, score in enumerate(scores):
-            row = queries.row(row_of(register))
-            column = add(start, column_of(register))
-            stored = self._load(queries, row, column)
-            mask = from_storage(stored, element)
+            column = column_of(register)
+            inside = None if whole else compare("ult", add(start, column), self._columns)
+            mask = from_storage(load(row_of(register), column, inside), element)
             if is_bool(element):
                 made.append(select(mask, score, number(-math.inf)))
             else:
                 made.append(base_ptx.fused(score, number(scale), mask))
         return made
 
-    def _load(self, queries: Queries, row: Num, column: Num) -> Value:
-        dims = {BATCH: queries.batch, HEAD: queries.head, ROW: row, COLUMN: column}
+    def _loader(
+        self, queries: Queries, rows: Sequence[Num], start: Num
+    ) -> Callable[[int, int, Value | None], Value]:
+        """What loads the element of a row's number, so many columns from the thread's first one
+        on, where a condition holds."""
+        stored, bytes_ = storage_type(self._access.element), bytes_of(self._access.element)
+        stride = self._access.stride(COLUMN)
+        if stride is None or stride.constant is None:
+            return lambda row, column, inside: base_ptx.load_if(
+                stored, self._address(queries, row, rows, add(start, column)), 0, inside
+            )
+        # A row's elements are constant distances apart, which are part of the instruction.
+        step = stride.constant * bytes_
+        addresses = [self._address(queries, row, rows, start) for row in range(2)]
+        return lambda row, column, inside: base_ptx.load_if(
+            stored, addresses[row], column * step, inside
+        )
+
+    def _address(self, queries: Queries, row: int, rows: Sequence[Num], column: Num) -> Value:
+        dims = {BATCH: queries.batch, HEAD: queries.head_of(row), ROW: rows[row], COLUMN: column}
         offset = self._access.offset.build(IndexAlgebra(self._function, dims))
-        address = add(self._base, mul(offset, bytes_of(self._access.element)))
-        inside = arith.andi(compare("ult", row, self._rows), compare("ult", column, self._columns))
-        return base_ptx.load_if(storage_type(self._access.element), value(address), 0, inside)
+        return value(add(self._base, mul(offset, bytes_of(self._access.element))))

@@ -73,11 +73,7 @@ class ResultStore:
             queries: of the warpgroup.
             results: f32, in the order of the fragment's registers.
         """
-        packed = [
-            base_ptx.pack_halves(results[i], results[i + 1], self.element)
-            for i in range(0, len(results), 2)
-        ]
-        self._turn(packed)
+        self.stage(results)
         ptx.synchronize_warp()
         aligned = all_aligned([rows])
         if aligned is None or self.tile.size % CHUNK:
@@ -99,8 +95,16 @@ class ResultStore:
         place = self.tile.place(add(mul(self.block, 64), row), chunk)
         return add(self.memory.base, add(place, self.offset))
 
-    def _turn(self, packed: Sequence[Value]) -> None:
-        """Writes the warp's fragments as lines: matrices of 8 rows by a chunk, four at once."""
+    def stage(self, results: Sequence[Value]) -> None:
+        """Writes the warp's fragments as lines: matrices of 8 rows by a chunk, four at once.
+
+        Args:
+            results: f32, in the order of the fragment's registers; of a multiple of 16 columns.
+        """
+        packed = [
+            base_ptx.pack_halves(results[i], results[i + 1], self.element)
+            for i in range(0, len(results), 2)
+        ]
         lane = self.threads.lane
         row = add(self._warp_row, add(and_(lane, 7), mul(and_(shr(lane, 3), 1), 8)))
         for quad in range(0, len(packed), 4):

@@ -19,7 +19,7 @@ from shapejit.symbolic import Expr, map_exprs
 BATCH, HEAD, ROW, COLUMN = range(4)
 
 #: Head sizes that tiles are made for; others are padded in shared memory.
-HEAD_SIZES = (32, 64, 128)
+HEAD_SIZES = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class AttentionProblem:
         mask: over (b, h, m, n), or None: bools that are true where a query may look, or numbers
             to add to the scaled scores.
         causal: offset o over the kernel's symbols: query m sees key n when n <= m + o; None: all.
+        from_end: whether to o is added how many more keys than queries a batch and head has.
+        lengths: over (b, h), or None: how many of the keys there are, an integer.
+        starts: over (b), or None: where the queries and the keys of a batch start among those of
+            all batches, integers. Then the rows of q, result, k and v are those of all batches, and
+            sizes of the space are the most that a batch has.
     """
 
     space: tuple[Expr, ...]
@@ -46,6 +51,14 @@ class AttentionProblem:
     scale: float
     mask: Access | None = None
     causal: Expr | None = None
+    from_end: bool = False
+    lengths: Access | None = None
+    starts: tuple[Access, Access] | None = None
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether batches differ in how many queries or keys they have."""
+        return self.lengths is not None or self.starts is not None
 
     @property
     def element(self) -> Type:
@@ -128,12 +141,18 @@ def _read(kernel: Any, attention: Any, space: tuple[Expr, ...]) -> AttentionProb
         (batch, heads, queries, head),
         (batch, heads, keys, head),
         (batch, heads, keys, value),
-        (batch, heads, queries, keys),
     ]
-    q, k, v, *mask = (
+    operands = list(attention.operands)
+    q, k, v = (
         reader.read(operand, indices, each)
-        for operand, indices, each in zip(attention.operands, maps, spaces, strict=False)
+        for operand, indices, each in zip(operands[:3], maps[:3], spaces, strict=True)
     )
+    others = dict(zip(_others(attention), zip(operands[3:], maps[3:-1], strict=True), strict=True))
+
+    def other(name: str, space: tuple[Expr, ...]) -> Access | None:
+        return reader.read(*others[name], space) if name in others else None
+
+    starts = tuple(other(name, (batch + 1,)) for name in ("query_starts", "key_starts"))
     [result] = attention.results
     number = len(sir.body(kernel).arguments)
     is_causal = "causal" in attention.attributes
@@ -144,9 +163,20 @@ def _read(kernel: Any, attention: Any, space: tuple[Expr, ...]) -> AttentionProb
         v=v,
         result=reader.access(number, result, maps[-1], (batch, heads, queries, value)),
         scale=ir.FloatAttr(attention.attributes["scale"]).value,
-        mask=mask[0] if mask else None,
+        mask=other("mask", (batch, heads, queries, keys)),
         causal=map_exprs(attention.attributes["causal"].value)[0] if is_causal else None,
+        from_end="from_end" in attention.attributes,
+        lengths=other("lengths", (batch, heads)),
+        starts=(starts[0], starts[1]) if starts[0] and starts[1] else None,
     )
+
+
+def _others(attention: Any) -> list[str]:
+    """What the operands after v are."""
+    names = ["lengths"] if "has_lengths" in attention.attributes else []
+    names += ["query_starts", "key_starts"] if "is_ragged" in attention.attributes else []
+    has_mask = len(attention.operands) - 3 > len(names)
+    return ["mask", *names] if has_mask else names
 
 
 def _check_types(attention: Any) -> None:
@@ -159,8 +189,8 @@ def _check_types(attention: Any) -> None:
             f"has queries, keys, values and result of {found}; attention on a GPU takes bf16 or "
             "f16, the same for all"
         )
-    masks = [value.type.element_type for value in list(attention.operands)[3:]]
-    for mask in masks:
+    others = zip(_others(attention), list(attention.operands)[3:], strict=True)
+    for mask in (value.type.element_type for name, value in others if name == "mask"):
         if str(mask) not in ("i1", "f32", "f16", "bf16"):
             raise LoweringError(f"has a mask of {mask}; masks are of i1, f32, f16 or bf16")
 

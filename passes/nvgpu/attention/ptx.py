@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mlir import ir
 from mlir.dialects import llvm
 
-from shapejit.passes.nvgpu.builder import Type, Value, f32, i32, i64, struct_of
+from shapejit.passes.nvgpu.builder import Type, Value, f32, i32, i64, struct_of, value
 from shapejit.passes.nvgpu.ptx import assembly, half_name
 from shapejit.passes.nvgpu.wgmma import DEPTH, ROWS
 
@@ -63,6 +63,40 @@ def store_words(address: Value, words: Sequence[Value]) -> None:
     """Four i32 to an address in global memory, i64."""
     text = "st.global.v4.b32 [$0], {$1,$2,$3,$4};"
     assembly(None, text, "l,r,r,r,r,~{memory}", [address, *words], pure=False)
+
+
+def store_halves(address: Value, offset: int, words: Sequence[Value]) -> None:
+    """One or two i32 to global memory, ``offset`` bytes past an i64 address."""
+    count = len(words)
+    names = ",".join(f"${number + 1}" for number in range(count))
+    kind, source = (f"v{count}.b32", f"{{{names}}}") if count > 1 else ("b32", names)
+    text = f"st.global.{kind} [$0+{offset}], {source};"
+    constraints = ",".join(["l", *["r"] * count, "~{memory}"])
+    assembly(None, text, constraints, [address, *words], pure=False)
+
+
+def store_pair(address: Value, offset: int, first: Value, second: Value) -> None:
+    """Two f32 to global memory, kept in the second-level cache; `offset` bytes past an address."""
+    text = f"st.global.cg.v2.f32 [$0+{offset}], {{$1,$2}};"
+    assembly(None, text, "l,f,f,~{memory}", [address, first, second], pure=False)
+
+
+def load_pair(address: Value) -> tuple[Value, Value]:
+    """Two f32 of global memory, past the first-level cache."""
+    text = "ld.global.cg.v2.f32 {$0,$1}, [$2];"
+    words = assembly(struct_of(f32(), 2), text, "=f,=f,l,~{memory}", [address], pure=False)
+    first, second = (llvm.extractvalue(f32(), words, [i]) for i in range(2))
+    return first, second
+
+
+def count_up(address: Value) -> Value:
+    """Adds 1 to a counter in global memory, by one thread; what it was before, i32.
+
+    What the CTA wrote before (after a barrier of its threads) is published by it; and what those
+    published that have counted before is visible after it (and a barrier).
+    """
+    text = "fence.acq_rel.gpu; atom.add.acq_rel.gpu.global.u32 $0, [$1], $2;"
+    return assembly(i32(), text, "=r,l,r,~{memory}", [address, value(1)], pure=False)
 
 
 def keep_branch() -> None:

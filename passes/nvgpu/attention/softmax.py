@@ -21,6 +21,7 @@ from mlir import ir
 from mlir.dialects import arith, nvvm
 
 from shapejit.passes.nvgpu import ptx
+from shapejit.passes.nvgpu.attention.problem import AttentionProblem
 from shapejit.passes.nvgpu.builder import Value, constant, f32, select
 
 _LOG2_E = math.log2(math.e)
@@ -126,6 +127,16 @@ class Softmax:
         self._factor = number(scale * _LOG2_E)
         self.is_scaled = is_scaled
 
+    @staticmethod
+    def of(problem: AttentionProblem) -> Softmax:
+        """The softmax of a problem.
+
+        The exponential's instruction multiplies by the scale, unless something is added between;
+        the maximum of scaled scores is that of the scores only if the scale is positive.
+        """
+        is_scaled = problem.adds_mask or problem.scale <= 0
+        return Softmax(1.0 if is_scaled else problem.scale, is_scaled=is_scaled)
+
     def finite(self, maximum: Value) -> Value:
         """What is subtracted from a row's scores: 0 where none was seen, so that exponents of what
         was not seen stay minus infinity."""
@@ -144,11 +155,11 @@ class Softmax:
             )
             for row in range(2)
         ]
-        shifts = [self._shift(maximum) for maximum in maxima]
+        shifts = [self.shift(maximum) for maximum in maxima]
         weights = [
-            self._power(score, shifts[row_of(register)]) for register, score in enumerate(scores)
+            self.power(score, shifts[row_of(register)]) for register, score in enumerate(scores)
         ]
-        factors = [self._power(state.maxima[row], shifts[row]) for row in range(2)]
+        factors = [self.power(state.maxima[row], shifts[row]) for row in range(2)]
         totals = [
             ptx.fused(
                 state.totals[row],
@@ -165,9 +176,9 @@ class Softmax:
             arith.maxnumf(mine, theirs)
             for mine, theirs in zip(state.maxima, other.maxima, strict=True)
         ]
-        shifts = [self._shift(maximum) for maximum in maxima]
+        shifts = [self.shift(maximum) for maximum in maxima]
         factors, others = (
-            [self._power(each.maxima[row], shifts[row]) for row in range(2)]
+            [self.power(each.maxima[row], shifts[row]) for row in range(2)]
             for each in (state, other)
         )
         totals = [
@@ -182,12 +193,34 @@ class Softmax:
         ]
         return State(maxima, totals, sums)
 
-    def _shift(self, maximum: Value) -> Value:
-        """What `_power` subtracts."""
+    def combine(
+        self, maxima: Sequence[Value], totals: Sequence[Value], sums: Sequence[Sequence[Value]]
+    ) -> tuple[Value, Value, list[Value]]:
+        """A row's maximum, total and sums of what several parts have seen, added in their order.
+
+        Args:
+            maxima, totals: of every part.
+            sums: some of the row's sums, of every part.
+        """
+        maximum = maxima[0]
+        for each in maxima[1:]:
+            maximum = arith.maxnumf(maximum, each)
+        shift = self.shift(maximum)
+        factors = [self.power(each, shift) for each in maxima]
+        parts = [[total, *own] for total, own in zip(totals, sums, strict=True)]
+        added = [arith.mulf(each, factors[0]) for each in parts[0]]
+        for factor, part in zip(factors[1:], parts[1:], strict=True):
+            added = [
+                ptx.fused(each, factor, so_far) for each, so_far in zip(part, added, strict=True)
+            ]
+        return maximum, added[0], added[1:]
+
+    def shift(self, maximum: Value) -> Value:
+        """What `power` subtracts."""
         finite = self.finite(maximum)
         return finite if self.is_scaled else arith.negf(arith.mulf(finite, self._factor))
 
-    def _power(self, score: Value, shift: Value) -> Value:
+    def power(self, score: Value, shift: Value) -> Value:
         """e to the power of a scaled score less the maximum."""
         if self.is_scaled:
             exponent = arith.mulf(arith.subf(score, shift), self._factor)
@@ -195,11 +228,23 @@ class Softmax:
             exponent = ptx.fused(score, self._factor, shift)
         return ptx.exp2_flushed(exponent)
 
+    @staticmethod
+    def mean(total: Value, sums: Sequence[Value]) -> list[Value]:
+        """The weighted means of a row's sums; 0 where nothing was seen."""
+        is_empty = _is("OEQ", total, number(0))
+        inverse = select(is_empty, number(0), ptx.reciprocal_flushed(total))
+        return [arith.mulf(each, inverse) for each in sums]
+
     def results(self, state: State) -> list[Value]:
         """The weighted means; 0 for a row that has seen nothing."""
+        return scaled(state.sums, self.inverses(state.totals))
+
+    @staticmethod
+    def inverses(totals: Sequence[Value]) -> list[Value]:
+        """What sums are multiplied by at the end; 0 for a row that has seen nothing."""
         inverses = []
-        for total in state.totals:
+        for total in totals:
             whole = across_row(arith.addf, total)
             is_empty = _is("OEQ", whole, number(0))
             inverses.append(select(is_empty, number(0), ptx.reciprocal_flushed(whole)))
-        return scaled(state.sums, inverses)
+        return inverses

@@ -153,11 +153,19 @@ class Rows:
         access: over batch, head, row, column.
         batch, head: which, i32.
         count: how many rows there are, i32.
+        first: number of row 0 among those of all batches, if these lie one after the other; i32.
     """
 
     def __init__(
-        self, function: KernelFunction, access: Access, batch: Num, head: Num, count: Num
+        self,
+        function: KernelFunction,
+        access: Access,
+        batch: Num,
+        head: Num,
+        count: Num,
+        first: Num = 0,
     ) -> None:
+        self._first = first
         self._function, self._access = function, access
         self._fixed: dict[int, Num] = {BATCH: batch, HEAD: head}
         self.count = count
@@ -173,7 +181,7 @@ class Rows:
 
     def address(self, row: Num, column: Num) -> Value:
         """The address of an element, i64."""
-        dims = {**self._fixed, ROW: row, COLUMN: column}
+        dims = {**self._fixed, ROW: add(row, self._first), COLUMN: column}
         offset = self._access.offset.build(IndexAlgebra(self._function, dims))
         return add(self._base, mul(offset, ELEMENT_BYTES))
 

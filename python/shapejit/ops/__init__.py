@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
-from shapejit.ops.gemm import code_memory, compile_gemm, gemm
+from shapejit.ops.attention import attention, compile_attention
+from shapejit.ops.gemm import compile_gemm, gemm
+from shapejit.ops.kernels import code_memory
 
-__all__ = ["code_memory", "compile_gemm", "gemm"]
+__all__ = ["attention", "code_memory", "compile_attention", "compile_gemm", "gemm"]

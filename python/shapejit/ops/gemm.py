@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
+from concurrent.futures import wait
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shapejit.cache.cubins import CachedCubin, CubinUnit
-from shapejit.codegen.builder import cubin_builder
 from shapejit.gpu.driver import driver
-from shapejit.ops.gemm_kernels import CodeMemory, KindKernels
+from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
 from shapejit.ops.gemm_operands import (
     Operands,
@@ -26,9 +24,12 @@ from shapejit.ops.gemm_operands import (
     product,
     result_shape,
     shared_memory_error,
+    uses_tf32,
 )
-from shapejit.ops.gemm_plan import RowPlan, allocator, reach
+from shapejit.ops.gemm_plan import RowPlan
 from shapejit.ops.gemm_spec import GemmKind
+from shapejit.ops.kernels import begin_build, code_memory
+from shapejit.ops.tensors import allocator, as_tensor, raw_stream, reach
 
 #: Calls whose choice of a kernel is remembered.
 _MAX_PLANS = 8192
@@ -45,6 +46,7 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     deterministic: bool = False,
+    float32_precision: str = "auto",
 ) -> Tensor:
     """``residual + activation(a @ b + bias) * (a @ gate)`` in one kernel. ::
 
@@ -57,7 +59,7 @@ def gemm(
     Products are summed in float32, and all else is computed in it; the result is rounded once.
 
     Args:
-        a: [..., m, k], float16 or bfloat16, on a CUDA device, of any strides.
+        a: [..., m, k], float16, bfloat16 or float32, on a CUDA device, of any strides.
         b: [..., k, n], like `a`; batch dims broadcast as in `torch.matmul`. The product is fastest
             where `a` and `b` have neighbouring elements along one of their last two dims, and
             addresses and other strides that are multiples of 16 bytes.
@@ -69,6 +71,8 @@ def gemm(
         out: receives the result; contiguous, no memory of an input.
         deterministic: wait for the chosen variant, so that equal calls give equal bits from the
             first one on.
+        float32_precision: of products of float32: ``ieee``; ``tf32``, which lets tensor cores round
+            the factors to 11 bits; ``auto``, as torch is set (torch.set_float32_matmul_precision).
 
         Tensors of other libraries are taken through DLPack.
 
@@ -80,13 +84,16 @@ def gemm(
         CudaError: the device refuses the launch.
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        a, b = _tensor(a), _tensor(b)
+        a, b = as_tensor(a), as_tensor(b)
     if gate is not None or bias is not None or residual is not None:
-        gate, bias, residual = _tensor(gate), _tensor(bias), _tensor(residual)
+        gate, bias, residual = as_tensor(gate), as_tensor(bias), as_tensor(residual)
+    tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
     key, addresses, rows = _key(a, b, bias, gate, residual, activation, out_dtype, out)
+    if tf32:
+        key = (*key, "tf32")
     plan = _plans.get(key)
     if plan is None:
-        operands = Operands(a, b, bias, gate, residual, activation, out_dtype)
+        operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
         plan = _Plan(operands, out, bool(rows))
         _remember(key, plan)
     return plan.launch(addresses, rows, out, deterministic)
@@ -102,11 +109,12 @@ def compile_gemm(
     residual: Any = None,
     out_dtype: torch.dtype | None = None,
     rows: tuple[int, int] = (1, 8192),
+    float32_precision: str = "auto",
 ) -> list[str]:
     """Builds and loads every variant that calls of `gemm` like this one need, whatever m is.
 
     Args:
-        a, b, bias, activation, gate, residual, out_dtype: as for `gemm`.
+        a, b, bias, activation, gate, residual, out_dtype, float32_precision: as for `gemm`.
         rows: the least and the greatest m, with batch dims that join it.
 
     Returns:
@@ -116,8 +124,9 @@ def compile_gemm(
         ShapeJitError: as for `gemm`.
         Exception: what the build of a kernel raised.
     """
-    a, b, bias, gate, residual = map(_tensor, (a, b, bias, gate, residual))
-    operands = Operands(a, b, bias, gate, residual, activation, out_dtype)
+    a, b, bias, gate, residual = map(as_tensor, (a, b, bias, gate, residual))
+    tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
+    operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
     layout, kernels = kernels_of(operands, result_shape(operands), 0)
     schedules = kernels.schedules(layout, rows)
     wait(kernels.begin(schedules))
@@ -126,16 +135,9 @@ def compile_gemm(
     return list(map(str, schedules))
 
 
-def _tensor(value: Any) -> Any:
-    if value is None or isinstance(value, Tensor):
-        return value
-    return torch.utils.dlpack.from_dlpack(value)
-
-
 # Plans --------------------------------------------------------------------------------------------
 
-# The handle of the current stream; the public way to it makes an object of every stream.
-_current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_stream = raw_stream
 
 # What a call looks up: all that decides on its kernel and the numbers that it is called with.
 _Key = tuple[Any, ...]
@@ -346,17 +348,7 @@ def _kind_kernels(kind: GemmKind, device_number: int) -> KindKernels:
 @functools.lru_cache(maxsize=1024)
 def _make_kind_kernels(kind: GemmKind, device_number: int) -> KindKernels:
     device = driver().device(device_number)
-    return KindKernels(kind, device, code_memory(device_number), _build)
+    return KindKernels(kind, device, code_memory(device_number), begin_build)
 
 
 _kinds_lock = threading.Lock()
-
-
-@functools.cache
-def code_memory(device_number: int) -> CodeMemory:
-    """What bounds the machine code of this module's kernels on a device."""
-    return CodeMemory()
-
-
-def _build(unit: CubinUnit, urgent: bool) -> Future[CachedCubin]:
-    return cubin_builder().build_async(unit, urgent=urgent)

@@ -66,6 +66,7 @@ class Product:
         activation: its name.
         result: element type of the contiguous result.
         result_address: of the result.
+        tf32: whether factors of float32 may be rounded to tf32.
     """
 
     batch: tuple[int, ...]
@@ -79,6 +80,7 @@ class Product:
     activation: str | None
     result: str
     result_address: int
+    tf32: bool = False
 
 
 def gemm_layout(product: Product) -> GemmLayout:
@@ -116,6 +118,7 @@ def gemm_layout(product: Product) -> GemmLayout:
         result=product.result,
         row_remainder=remainder,
         aligned=aligned,
+        tf32=product.tf32,
     )
     operands = [(_span(sizes, f.strides), f.strides) for f in found]
     operands += [(_span(sizes, strides), strides) for _, strides in extras]

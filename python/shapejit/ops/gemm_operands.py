@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shapejit.errors import ErrorId
 from shapejit.ops.gemm_layout import Product, Strided
 from shapejit.ops.gemm_spec import ACTIVATIONS
+from shapejit.ops.tensors import ELEMENTS, Rules
+from shapejit.options import PRECISIONS
+from shapejit.precision import resolved
 
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-_HALVES = (torch.bfloat16, torch.float16)
 _MAX_SIZE = (1 << 31) - 1
-_OPERATOR = "gemm"
+_RULES = Rules("gemm", alternative="torch.matmul")
 
 
 class Operands(NamedTuple):
@@ -30,6 +30,7 @@ class Operands(NamedTuple):
     residual: Tensor | None
     activation: str | None
     out_dtype: torch.dtype | None
+    tf32: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -62,13 +63,13 @@ def result_shape(operands: Operands) -> tuple[int, ...]:
     a = operands.a.shape
     for name, tensor in (("a", operands.a), ("b", operands.b), ("gate", operands.gate)):
         if tensor is not None and tensor.dim() < 2:
-            raise _shape_error(
+            raise _RULES.shape(
                 name, tensor, "a matrix product needs at least two dims", "Give it a dim of size 1"
             )
     k = a[-1]
     for name, weight in (("b", operands.b), ("gate", operands.gate)):
         if weight is not None and weight.shape[-2] != k:
-            raise _shape_error(
+            raise _RULES.shape(
                 name,
                 weight,
                 f'its dim -2 must be the last size of "a", {k}',
@@ -76,7 +77,7 @@ def result_shape(operands: Operands) -> tuple[int, ...]:
             )
     n = operands.b.shape[-1]
     if operands.gate is not None and operands.gate.shape[-1] != n:
-        raise _shape_error(
+        raise _RULES.shape(
             "gate",
             operands.gate,
             f'its last size must be that of "b", {n}',
@@ -88,7 +89,7 @@ def result_shape(operands: Operands) -> tuple[int, ...]:
         if extra is not None:
             _check_extra(name, extra, shape)
     if (largest := max((*shape, k), default=0)) > _MAX_SIZE:
-        raise _shape_error(
+        raise _RULES.shape(
             "a", operands.a, f"sizes are at most {_MAX_SIZE}, not {largest}", "Split the product"
         )
     return shape
@@ -119,7 +120,7 @@ def _broadcast(operands: Operands) -> tuple[int, ...]:
         try:
             shape = _broadcast_shapes(shape, weight.shape[:-2])
         except RuntimeError as error:
-            raise _shape_error(
+            raise _RULES.shape(
                 name,
                 weight,
                 f"its batch dims do not broadcast with {list(shape)}",
@@ -134,7 +135,7 @@ def _check_extra(name: str, extra: Tensor, shape: tuple[int, ...]) -> None:
     except RuntimeError:
         fits = False
     if not fits:
-        raise _shape_error(
+        raise _RULES.shape(
             name,
             extra,
             f"it must broadcast to the result's shape {list(shape)}",
@@ -149,61 +150,54 @@ def check(operands: Operands) -> None:
         ShapeJitError: an operand is of a dtype, on a device or of a kind that is not taken.
     """
     a = operands.a
-    if a.device.type != "cuda":
-        raise ErrorId.SJ_DEVICE_003.error(
-            argument="a",
-            operator=_OPERATOR,
-            device=a.device,
-            rule="it runs on NVIDIA GPUs",
-            remedy="Move the operands to a CUDA device, or use torch.matmul",
-        )
+    _RULES.check_device("a", a)
     for name, tensor in operands.named():
-        _check_tensor(name, tensor, a)
+        _RULES.check_tensor(name, tensor, "a", a)
     _check_dtypes(operands)
     if operands.activation is not None and operands.activation not in ACTIVATIONS:
-        raise ErrorId.SJ_ARG_009.error(
-            argument="activation",
-            operator=_OPERATOR,
-            value=repr(operands.activation),
-            rule=f"it must be one of {', '.join(ACTIVATIONS)}",
-            remedy="Pass one of these, or None and apply the function to the result",
+        raise _RULES.argument(
+            "activation",
+            repr(operands.activation),
+            f"it must be one of {', '.join(ACTIVATIONS)}",
+            "Pass one of these, or None and apply the function to the result",
         )
-
-
-def _check_tensor(name: str, tensor: Tensor, a: Tensor) -> None:
-    if tensor.device != a.device:
-        raise ErrorId.SJ_DEVICE_003.error(
-            argument=name,
-            operator=_OPERATOR,
-            device=tensor.device,
-            rule=f'"a" is on {a.device}',
-            remedy="Move all operands to one device",
-        )
-    if tensor.layout != torch.strided:
-        raise ErrorId.SJ_ARG_006.error(argument=name, layout=tensor.layout)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ErrorId.SJ_GRAD_001.error(what=f'"{name}" of {_OPERATOR}()')
 
 
 def _check_dtypes(operands: Operands) -> None:
-    halves = "torch.bfloat16 or torch.float16"
-    if operands.a.dtype not in _HALVES:
-        raise _dtype_error("a", operands.a.dtype, f"factors are {halves}", "Convert the factors")
+    known = "torch.bfloat16, torch.float16 or torch.float32"
+    if operands.a.dtype not in ELEMENTS:
+        raise _RULES.dtype("a", operands.a.dtype, f"factors are {known}", "Convert the factors")
     for name, weight in (("b", operands.b), ("gate", operands.gate)):
         if weight is not None and weight.dtype != operands.a.dtype:
             rule = f'"a" is {operands.a.dtype}'
-            raise _dtype_error(name, weight.dtype, rule, "Convert one of them to the other's")
+            raise _RULES.dtype(name, weight.dtype, rule, "Convert one of them to the other's")
     for name, extra in (("bias", operands.bias), ("residual", operands.residual)):
         if extra is not None and extra.dtype not in ELEMENTS:
-            rule = f"it must be {halves} or torch.float32"
-            raise _dtype_error(name, extra.dtype, rule, "Convert it to one of these")
+            rule = f"it must be {known}"
+            raise _RULES.dtype(name, extra.dtype, rule, "Convert it to one of these")
     if operands.result_dtype not in ELEMENTS:
-        raise _dtype_error(
+        raise _RULES.dtype(
             "out_dtype",
             operands.result_dtype,
-            f"results are {halves} or torch.float32",
+            f"results are {known}",
             "Convert the result afterwards",
         )
+
+
+def uses_tf32(float32_precision: str) -> bool:
+    """Whether products of float32 may round their factors to tf32.
+
+    Raises:
+        ArgumentError: there is no such precision (SJ-ARG-009).
+    """
+    if float32_precision not in PRECISIONS:
+        raise _RULES.argument(
+            "float32_precision",
+            repr(float32_precision),
+            f"it must be one of {', '.join(PRECISIONS)}",
+            "Pass one of these",
+        )
+    return resolved(float32_precision) == "tf32"
 
 
 def check_out(out: Tensor, operands: Operands, shape: tuple[int, ...]) -> None:
@@ -214,28 +208,18 @@ def check_out(out: Tensor, operands: Operands, shape: tuple[int, ...]) -> None:
     """
     if tuple(out.shape) != shape:
         rule = f"the result has the shape {list(shape)}"
-        raise _shape_error("out", out, rule, f"Pass a tensor of shape {list(shape)}")
+        raise _RULES.shape("out", out, rule, f"Pass a tensor of shape {list(shape)}")
     if out.dtype != operands.result_dtype:
         rule = f"the result is {operands.result_dtype}"
-        raise _dtype_error("out", out.dtype, rule, "Pass a tensor of that dtype or set out_dtype")
-    _check_tensor("out", out, operands.a)
+        raise _RULES.dtype("out", out.dtype, rule, "Pass a tensor of that dtype or set out_dtype")
+    _RULES.check_tensor("out", out, "a", operands.a)
     if not out.is_contiguous():
-        raise _out_error(f"a tensor of strides {out.stride()}", "results are contiguous")
+        raise _RULES.out(f"a tensor of strides {out.stride()}", "results are contiguous")
 
 
 def shared_memory_error() -> Exception:
     """The error of a result that shares memory with an input."""
-    return _out_error("a tensor that shares memory with an input", "inputs are read to the end")
-
-
-def _out_error(value: str, rule: str) -> Exception:
-    return ErrorId.SJ_ARG_009.error(
-        argument="out",
-        operator=_OPERATOR,
-        value=value,
-        rule=rule,
-        remedy="Pass another tensor, or none",
-    )
+    return _RULES.shared_memory()
 
 
 def product(operands: Operands, shape: tuple[int, ...], result_address: int) -> Product:
@@ -265,24 +249,9 @@ def product(operands: Operands, shape: tuple[int, ...], result_address: int) -> 
         activation=operands.activation,
         result=ELEMENTS[operands.result_dtype],
         result_address=result_address,
+        tf32=operands.tf32,
     )
 
 
 def _strided(tensor: Tensor, shape: tuple[int, ...]) -> Strided:
     return Strided(ELEMENTS[tensor.dtype], tensor.data_ptr(), tensor.expand(shape).stride())
-
-
-def _shape_error(argument: str, tensor: Tensor, rule: str, remedy: str) -> Exception:
-    return ErrorId.SJ_SHAPE_011.error(
-        argument=argument,
-        operator=_OPERATOR,
-        shape=list(tensor.shape),
-        rule=rule,
-        remedy=remedy,
-    )
-
-
-def _dtype_error(argument: str, dtype: torch.dtype, rule: str, remedy: str) -> Exception:
-    return ErrorId.SJ_DTYPE_003.error(
-        argument=argument, operator=_OPERATOR, dtype=dtype, rule=rule, remedy=remedy
-    )

@@ -10,16 +10,14 @@ next call with it costs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
-
 from shapejit.gpu.launch import Kernel
-from shapejit.ops.gemm_kernels import KindKernels, LoadedKernel
+from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout
+from shapejit.ops.kernels import LoadedKernel
+from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import Monomial
 
@@ -43,12 +41,12 @@ class Prepared:
         rows: what depends on the number of rows.
     """
 
-    loaded: LoadedKernel
+    loaded: LoadedKernel[GemmSchedule]
     values: tuple[int, ...]
     rows: tuple[Row, ...]
 
     @staticmethod
-    def of(loaded: LoadedKernel, layout: GemmLayout) -> Prepared:
+    def of(loaded: LoadedKernel[GemmSchedule], layout: GemmLayout) -> Prepared:
         """The values for calls like `layout`.
 
         Raises:
@@ -114,7 +112,7 @@ class RowPlan:
     def __init__(self, layout: GemmLayout, kernels: KindKernels) -> None:
         self._layout, self._kernels = layout, kernels
         self.memory = kernels.memory
-        self.launched: dict[int, tuple[LoadedKernel, bytes]] = {}
+        self.launched: dict[int, tuple[LoadedKernel[GemmSchedule], bytes]] = {}
         # By the schedule's identity: schedules live as long as the process. What is loaded is
         # prepared now, so that no later call is slower for being the first with its kernel.
         self._prepared = {
@@ -143,7 +141,7 @@ class RowPlan:
 
     def _find(
         self, addresses: list[int], name: int, rows: int, final: bool
-    ) -> tuple[LoadedKernel, Kernel, bytes]:
+    ) -> tuple[LoadedKernel[GemmSchedule], Kernel, bytes]:
         """The kernel for a number of rows and its values; kept if it is the chosen one."""
         chosen = self._kernels.choose_rows(self._layout, rows)
         prepared = self._prepared.get(id(chosen))
@@ -168,40 +166,3 @@ class RowPlan:
         if is_chosen:
             self._prepared[id(loaded.schedule)] = prepared
         return prepared
-
-
-# Results ------------------------------------------------------------------------------------------
-
-Allocate: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
-"""An uninitialized tensor of a size, strides and dtype."""
-
-
-def allocator(device: torch.device) -> Allocate:
-    """What allocates results on a device."""
-    # What code made by torch.compile calls, at a third of the cost of torch.empty. It takes the
-    # current device, so it serves where there is no other.
-    direct: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-    if direct is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
-        return direct
-
-    def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-    return allocate
-
-
-def reach(tensor: Tensor, *, free_rows: bool) -> tuple[int, int]:
-    """Bytes that a tensor spans in memory: a constant and a factor of its first size.
-
-    Args:
-        tensor: an operand.
-        free_rows: whether its first size differs between calls; else the factor is 0.
-    """
-    width = tensor.element_size()
-    pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
-    if any(size == 0 for size, _ in pairs[free_rows:]) or not tensor.numel():
-        return 0, 0
-    if not free_rows:
-        return width * (1 + sum((size - 1) * stride for size, stride in pairs)), 0
-    (_, step), *inner = pairs
-    return width * (1 + sum((size - 1) * stride for size, stride in inner) - step), width * step

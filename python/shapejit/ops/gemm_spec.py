@@ -102,6 +102,7 @@ class GemmKind:
         row_remainder: of a result's row of 16-bit elements over 8; rows that are no multiple of
             16 bytes are stored without TMA.
         aligned: whether the strides and addresses of the factors are multiples of 16 bytes.
+        tf32: whether factors of float32 may be rounded to tf32.
     """
 
     batch_dims: int
@@ -113,12 +114,18 @@ class GemmKind:
     result: str
     row_remainder: int
     aligned: bool
+    tf32: bool = False
 
     @property
     def operands(self) -> tuple[OperandKind, ...]:
         """The operands in the order of the kernel's arguments."""
         extras = (extra for extra in (self.bias, self.residual) if extra is not None)
         return (self.lhs, *self.weights, *extras)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the factors are float32."""
+        return self.lhs.element == "f32"
 
     @property
     def extra_bytes(self) -> int:

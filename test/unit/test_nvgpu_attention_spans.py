@@ -1,0 +1,66 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention kernels whose batches differ in how many queries or keys they have: lengths of keys,
+ragged batches; on a simulated GPU against float64."""
+
+from __future__ import annotations
+
+import mlir.ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import sass
+from shapejit import ir as sir
+from shapejit.passes.nvgpu.attention.lowering import lower
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.target import HOPPER
+from unit.cpu_kernels import examples
+from unit.simulated_attention import check, lowered
+from unit.simulated_spans import SpanAttention
+
+TILES = "tiles_64x32_s3_w2_c1"
+TWO_BLOCKS = "tiles_128x32_g2_c1"
+SPLIT = "split_64x32_s3_c2"
+
+VARIANTS = {
+    "lengths": SpanAttention(2, 1, lengths="i32"),
+    "long lengths": SpanAttention(1, lengths="i64"),
+    "lengths, causal": SpanAttention(2, 1, lengths="i32", causal="-1", from_end=True),
+    "ragged": SpanAttention(2, 1, starts="i32"),
+    "ragged, causal from the start": SpanAttention(2, 1, starts="i64", causal="0"),
+    "ragged, causal to the end": SpanAttention(4, 1, starts="i32", causal="0", from_end=True),
+    "ragged with lengths": SpanAttention(1, starts="i32", lengths="i32"),
+    "rows that start anywhere": SpanAttention(1, d=7, dv=5, starts="i32"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@given(
+    schedule=st.sampled_from([SPLIT, TILES, TWO_BLOCKS]),
+    b=st.sampled_from([3, 1, 4, 0]),
+    m=st.one_of(st.sampled_from([1, 0, 70]), st.integers(0, 20)),
+    n=st.one_of(st.sampled_from([0, 1, 33]), st.integers(0, 100)),
+    block=st.booleans(),
+)
+@examples(2)
+def test_any_sizes(name: str, schedule: str, b: int, m: int, n: int, block: bool) -> None:
+    check(VARIANTS[name], schedule, b, m, n, block=block, programmatic=block)
+
+
+@sass.needs_nvdisasm
+@pytest.mark.parametrize("schedule", ["tiles_64x64_w2_c1", "split_64x32_g4_s6_c1"])
+def test_machine_code(schedule: str) -> None:
+    """Assembled without a warning; no spills; no register read unset."""
+    attention = SpanAttention(8, 2, d=64, lengths="i32", starts="i32", causal="0", from_end=True)
+    cubin = lowered(attention, schedule, True, True).assemble()
+    [function] = sass.disassemble(cubin.data).values()
+    assert not function.local_memory
+    assert not function.read_never_written
+
+
+def test_tensor_maps_know_no_spans() -> None:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(SpanAttention(2, d=64, starts="i32").text)
+        with pytest.raises(LoweringError, match="batches that differ"):
+            lower(sir.kernels(module)["k"], "flash_128x128_s5_c1", HOPPER)
