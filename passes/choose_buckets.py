@@ -53,12 +53,12 @@ from shapejit.passes.buckets.bindings import bindings_of
 from shapejit.passes.buckets.choice import Bucket, ChoiceError, ChoiceOptions, choose_for_kernels
 from shapejit.passes.buckets.device import H200, Device, device_of_target
 from shapejit.passes.buckets.histogram import expected_sizes, parse_histogram
-from shapejit.passes.buckets.kernels import GemmKernel, gemm_kernel
+from shapejit.passes.buckets.kernels import GemmKernel, conv_kernel, gemm_kernel
 from shapejit.passes.buckets.samples import spread_samples
 from shapejit.passes.buckets.stated import StatedKernel, stated_kernel
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.families import GEMM, family_of
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
+from shapejit.passes.nvgpu.families import CONV, GEMM, family_of
+from shapejit.passes.nvgpu.schedule import ALL_CANDIDATES, GemmSchedule
 
 
 def _device(module: Any) -> Device:
@@ -69,7 +69,7 @@ def _device(module: Any) -> Device:
 
 
 def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[StatedKernel]]:
-    """The gemms of a module, and the kernels whose families choose for themselves."""
+    """The products of a module, and the kernels whose families choose for themselves."""
     bindings = bindings_of(module)
     gemms: list[GemmKernel] = []
     stated: list[StatedKernel] = []
@@ -78,6 +78,8 @@ def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[Stated
         try:
             if family is GEMM:
                 gemms.append(gemm_kernel(name, kernel, bindings[name]))
+            elif family is CONV:
+                gemms.append(conv_kernel(name, kernel, bindings[name]))
             elif family is not None:
                 stated.append(stated_kernel(name, kernel, bindings[name], family, device))
         except LoweringError as error:
@@ -116,6 +118,7 @@ class ChooseBuckets(Pass):
     max_regions: int = option(16, help="most regions of sizes with all variants fixed")
     tolerance_percent: int = option(2, help="loss for which neighbouring intervals become one")
     histogram: str = option("", help="expected sizes, name:size=weight,size=weight;name:..")
+    tf32: bool = option(False, help="let products of float32 round their factors to tf32")
     schedules: str = option("", help="candidates, separated by commas; empty for all")
 
     def run(self, module: Any) -> None:
@@ -145,5 +148,6 @@ class ChooseBuckets(Pass):
             max_regions=self.max_regions,
             tolerance=self.tolerance_percent / 100,
             expected=expected_sizes(sir.symbols(module), parse_histogram(self.histogram)),
-            candidates=tuple(map(GemmSchedule.parse, names)) or CANDIDATES,
+            candidates=tuple(map(GemmSchedule.parse, names)) or ALL_CANDIDATES,
+            tf32=self.tf32,
         )

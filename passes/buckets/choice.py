@@ -20,7 +20,13 @@ from shapejit.passes.buckets.problem import Array
 from shapejit.passes.buckets.regions import KernelTable, StatedTable, Table, align_regions
 from shapejit.passes.buckets.samples import Samples
 from shapejit.passes.buckets.stated import StatedKernel
-from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule, worth_trying
+from shapejit.passes.nvgpu.schedule import (
+    ALL_CANDIDATES,
+    UNALIGNED,
+    GemmSchedule,
+    candidates_for,
+    worth_trying,
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,15 @@ class ChoiceOptions:
         tolerance: loss for which neighbouring intervals become one.
         expected: sizes of the module's symbols, by id.
         candidates: schedules to choose from.
+        tf32: whether products of float32 may round their factors to tf32.
     """
 
     max_variants: int = 8
     max_regions: int = 16
     tolerance: float = 0.02
     expected: Mapping[int, Counts] = field(default_factory=dict)
-    candidates: tuple[GemmSchedule, ...] = CANDIDATES
+    candidates: tuple[GemmSchedule, ...] = ALL_CANDIDATES
+    tf32: bool = False
 
 
 class ChoiceError(ValueError):
@@ -155,10 +163,7 @@ def _corners(cells: Sequence[Cells], box: Box) -> tuple[tuple[int, ...], tuple[i
 
 def _model(kernel: GemmKernel, device: Device, options: ChoiceOptions) -> CostModel:
     """The candidates of a kernel with their costs."""
-    candidates: tuple[GemmSchedule, ...] = (UNALIGNED,)
-    if kernel.unaligned is None:
-        aligned = (s for s in options.candidates if s.family != UNALIGNED.family)
-        candidates = worth_trying(aligned, kernel.traits.weights)
+    candidates = _candidates(kernel, options)
     usable = fitting(device, candidates, kernel.traits)
     if not usable:
         tried = ", ".join(map(str, candidates)) or "none that uses tensor maps"
@@ -166,6 +171,17 @@ def _model(kernel: GemmKernel, device: Device, options: ChoiceOptions) -> CostMo
             kernel, f"has no schedule that fits a multiprocessor of {device.name}; tried: {tried}"
         )
     return CostModel(device, usable, kernel.traits)
+
+
+def _candidates(kernel: GemmKernel, options: ChoiceOptions) -> tuple[GemmSchedule, ...]:
+    """The schedules that can compute a kernel."""
+    traits = kernel.traits
+    if traits.element_bytes == 4:
+        maps = options.tf32 and kernel.unaligned is None
+        return candidates_for(traits, options.candidates, tf32=maps)
+    if kernel.unaligned is not None:
+        return (kernel.fallback,)
+    return worth_trying(candidates_for(traits, options.candidates), traits.weights)
 
 
 def _outer(vectors: Sequence[Array]) -> Array:
@@ -202,13 +218,14 @@ class _Reasons:
         ]
 
     def _reason(self, box: Box) -> str:
-        if self._kernel.unaligned is not None:
+        schedule = self._model.schedules[box.candidate]
+        if schedule.family == UNALIGNED.family:
             return f"no tensor maps: {self._kernel.unaligned}"
         cell = self._typical(box)
         flat = int(np.ravel_multi_index(cell, self._weights.shape)) if cell else 0
         times = self._times[flat]
         at = ", ".join(str(int(c.middles()[i])) for c, i in zip(self._cells, cell, strict=True))
-        bound = Bound(int(self._bounds[flat, box.candidate]))
+        bound = Bound(int(self._bounds[flat, box.candidate])).of(schedule)
         text = f"at {at}: " if at else ""
         text += f"{_microseconds(times[box.candidate])}, {bound}"
         others = [int(i) for i in np.argsort(times, kind="stable") if i != box.candidate]

@@ -94,8 +94,9 @@ class Constants:
 
 def factor_key(schedule: GemmSchedule) -> str:
     """The schedule's name in `Constants.factors`: neither sharing the last wave nor reading weights
-    once changes its steps."""
-    return str(replace(schedule, stream=False, once=False))
+    once changes its steps, nor are tf32's other than those of 16 bits."""
+    depth = 2 * schedule.depth if schedule.tf32 else schedule.depth  # as many bytes
+    return str(replace(schedule, depth=depth, stream=False, once=False, tf32=False))
 
 
 def _rounded(value: float) -> float:

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shapejit import ir as sir
 from shapejit.passes.buckets.bindings import Bindings
 from shapejit.passes.buckets.grid import GemmSize, Integers, SizeFunction, SizeOnAxis
 from shapejit.passes.buckets.problem import GemmTraits
+from shapejit.passes.nvgpu.conv.gathered import gathering_schedule
+from shapejit.passes.nvgpu.conv.problem import conv_problem
+from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.problem import (
     Access,
@@ -21,8 +25,11 @@ from shapejit.passes.nvgpu.problem import (
     result_matrix,
     weight_matrix,
 )
+from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, product
+
+_DEPTH = 64  # elements of K in a stage of all candidates
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class GemmKernel:
         axes: the expressions of its symbols that its sizes depend on, each of one axis.
         sizes: m, n, k and batch.
         unaligned: why tensor maps cannot read its operands or store its result; None if they can.
+        fallback: the schedule that does without tensor maps.
     """
 
     name: str
@@ -46,6 +54,7 @@ class GemmKernel:
     axes: tuple[Expr, ...]
     sizes: Mapping[str, GemmSize]
     unaligned: str | None
+    fallback: GemmSchedule = UNALIGNED
 
 
 def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
@@ -55,6 +64,12 @@ def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
         LoweringError: no family of kernels can compute it.
     """
     problem = gemm_problem(kernel)
+    return _product_kernel(name, kernel, bindings, problem, _traits(problem))
+
+
+def _product_kernel(
+    name: str, kernel: Any, bindings: Bindings, problem: GemmProblem, traits: GemmTraits
+) -> GemmKernel:
     space = problem.space
     exprs = {
         "m": space[problem.m],
@@ -67,11 +82,39 @@ def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
         name=name,
         op=kernel,
         bindings=bindings,
-        traits=_traits(problem),
+        traits=traits,
         axes=axes,
         sizes={name: _size(expr, axes) for name, expr in exprs.items()},
         unaligned=_unaligned(problem, bindings),
     )
+
+
+def conv_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
+    """The same for a kernel with a convolution, as a product of pixels and filters.
+
+    Raises:
+        LoweringError: no family of kernels can compute it.
+    """
+    problem = ConvProduct.of(conv_problem(kernel), _DEPTH)
+    traits = GemmTraits(
+        element_bytes=sir.element_bytes(problem.element),
+        result_bytes=sir.element_bytes(problem.result.element),
+        extra_bytes=_matrix_bytes(problem),
+        lhs_share=_pixels_share(problem),
+    )
+    made = _product_kernel(name, kernel, bindings, problem, traits)
+    return replace(made, fallback=gathering_schedule(problem.space[problem.n].constant))
+
+
+def _pixels_share(problem: ConvProduct) -> float:
+    """The image's elements over those of the lhs: a pixel is in as many rows as there are taps,
+    but for the stride, and blocks of channels are filled up."""
+    conv = problem.conv
+    depth, channels = problem.space[problem.k].constant, conv.channels.constant
+    if not depth or not channels:
+        return 1.0
+    step = math.prod(conv.window.strides) / math.prod(conv.window.lhs_dilations)
+    return min(step * channels / depth, 1.0)
 
 
 def _axes(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -112,17 +155,22 @@ def _traits(problem: GemmProblem) -> GemmTraits:
     def shared(accesses: Sequence[Access]) -> bool:
         return problem.m > 0 and not any(a.offset.dims() & set(batch) for a in accesses)
 
-    matrices = (a for a in problem.extras if {problem.m, problem.n} <= a.offset.dims())
     return GemmTraits(
         element_bytes=sir.element_bytes(problem.element),
         result_bytes=sir.element_bytes(problem.result.element),
-        extra_bytes=sum(sir.element_bytes(a.element) for a in matrices),
+        extra_bytes=_matrix_bytes(problem),
         weights=len(problem.weights),
         lhs_shared=shared([problem.lhs]),
         rhs_shared=shared(problem.weights),
         lhs_k_major=_is_k_major(problem, problem.lhs),
         rhs_k_major=all(_is_k_major(problem, weight) for weight in problem.weights),
     )
+
+
+def _matrix_bytes(problem: GemmProblem) -> int:
+    """Bytes that the epilogue reads for each element of the result."""
+    matrices = (a for a in problem.extras if {problem.m, problem.n} <= a.offset.dims())
+    return sum(sir.element_bytes(a.element) for a in matrices)
 
 
 def _is_k_major(problem: GemmProblem, access: Access) -> bool:

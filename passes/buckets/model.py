@@ -28,14 +28,17 @@ from shapejit.passes.buckets.constants import Constants, constants_of, factor_ke
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
 from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.passes.nvgpu.simt import cost as simt
+from shapejit.passes.nvgpu.simt.cost import partial_bytes
+from shapejit.passes.nvgpu.simt.tiling import Tiling
 
 Bounds: TypeAlias = npt.NDArray[np.int8]
 
-# A wgmma multiplies 64 rows by 16 elements of K. It takes columns / 2 cycles, unless reading both
+# A wgmma multiplies 64 rows by 32 bytes of K. It takes columns / 2 cycles, unless reading both
 # operands from shared memory at 128 bytes a cycle takes longer: 16 cycles for the rows and
 # columns / 4 for the columns. So fewer than 64 columns cannot feed the tensor cores.
 _ROWS: Final = 64
-_DEPTH: Final = 16
+_DEPTH_BYTES: Final = 32
 _ROWS_CYCLES: Final = 16
 
 # Accumulators of a thread, beside which addresses and the epilogue need room in 255 registers.
@@ -62,6 +65,12 @@ class Bound(enum.IntEnum):
     FILL = 3
     LATENCY = 4
     EPILOGUE = 5
+
+    def of(self, schedule: GemmSchedule) -> str:
+        """The bound in words, for a schedule."""
+        if self is Bound.TENSOR_CORES and schedule.family == "simt":
+            return "multiply-adds"
+        return str(self)
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -97,6 +106,8 @@ class Parts:
 
 def stage_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
     """Bytes of a stage of the ring: a piece of the lhs and one of each weight."""
+    if schedule.family == "simt":
+        return simt.stage_bytes(Tiling.of(schedule), traits.weights)
     lhs, weight = schedule.rows, schedule.columns
     if schedule.swapped:
         lhs, weight = weight, lhs
@@ -108,6 +119,8 @@ def stage_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
 
 def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
     """Bytes in which results wait for their store, and partial sums for their reduction."""
+    if schedule.family == "simt":
+        return partial_bytes(Tiling.of(schedule), traits.weights, schedule.split)
     columns = schedule.columns
     if schedule.family == "persistent" and columns % _ROWS:
         return 0  # stored straight from registers
@@ -135,6 +148,10 @@ def loaded_bytes(schedule: GemmSchedule, traits: GemmTraits) -> float:
 
 def resident_ctas(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
     """CTAs of a schedule that a multiprocessor holds at once; 0 if not even one fits."""
+    if schedule.family == "simt":
+        shared = schedule.stages * stage_bytes(schedule, traits) + staging_bytes(schedule, traits)
+        tiling = Tiling.of(schedule)
+        return simt.resident_ctas(tiling, traits.weights, shared, device.shared_bytes)
     sharers = 1 if schedule.turns else schedule.consumers
     accumulators = schedule.rows * schedule.columns * traits.weights
     if accumulators > sharers * 128 * _MAX_ACCUMULATORS:
@@ -191,7 +208,7 @@ class CostModel:
         clusters = batch * row_tiles * column_tiles
         tiles = np.ceil(clusters / s.resident)
         work, handed_over = self._work(clusters, tiles, steps)
-        tensor, latency = work * s.tensor_step, self._latency(tiles, work)
+        tensor, latency = work * s.step_of(tiles), self._latency(tiles, work)
         at_once = np.minimum(clusters, s.resident)
         fill = work * (s.fill_step + at_once * s.cache_step)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
@@ -236,7 +253,7 @@ class CostModel:
     ) -> Array:
         """Bytes through device memory: each operand once, or again when the cache lost it."""
         s, t = self._columns, self.traits
-        lhs = m * k * t.element_bytes * (1.0 if t.lhs_shared else batch)
+        lhs = m * k * t.lhs_share * t.element_bytes * (1.0 if t.lhs_shared else batch)
         rhs = n * k * t.element_bytes * t.weights * (1.0 if t.rhs_shared else batch)
         result = batch * m * n * (t.result_bytes + t.extra_bytes)
         group = np.minimum(row_tiles, s.group)
@@ -297,10 +314,13 @@ class _Columns:
         self.resident = column([device.clusters(s.cluster) for s in schedules])
         clustered = column([s.cluster > 1 for s in schedules])
         self.launch = c.launch + c.latency + c.cluster_launch * clustered
-        cycles = rows / _ROWS * self.depth / _DEPTH * traits.weights
+        cycles = rows / _ROWS * self.depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
         cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
         rate = 1e3 * device.clock_ghz * c.tensor_efficiency
-        self.tensor_step = cycles / rate * factor
+        self._simt = np.array([[s.family == "simt"] for s in schedules])
+        self._warps = column([4 * s.consumers for s in schedules])
+        adds = column([_simt_cycles(s, traits) for s in schedules]) / (1e3 * device.clock_ghz)
+        self._multiply_step = np.where(self._simt, adds, cycles / rate * factor)
         loaded = column([loaded_bytes(s, traits) for s in schedules])
         self.fill_step = loaded / (1e3 * c.fill_rate) * factor
         cluster = column([s.cluster for s in schedules])
@@ -313,3 +333,16 @@ class _Columns:
             splits > 0, c.split + splits * partial / self.split / (1e3 * c.split_rate), 0.0
         )
         self.partial_time = partial / (1e3 * c.stream_rate)
+
+    def step_of(self, tiles: Array) -> Array:
+        """Time of a multiprocessor to multiply a stage, if it has so many tiles."""
+        warps = np.minimum(tiles, self.ctas_per_sm) * self._warps
+        slow = self._simt & (warps < simt.ENOUGH_WARPS)
+        time: Array = self._multiply_step * np.where(slow, simt.FEW_WARPS_FACTOR, 1.0)
+        return time
+
+
+def _simt_cycles(schedule: GemmSchedule, traits: GemmTraits) -> float:
+    if schedule.family != "simt":
+        return 0.0
+    return simt.stage_cycles(Tiling.of(schedule), traits.weights)

@@ -29,6 +29,8 @@ class GemmTraits:
         rhs_shared: they have the same rhs.
         lhs_k_major: neighbours in memory of the lhs are along k, not along m.
         rhs_k_major: the same of the weights, and n.
+        lhs_share: of the elements of the lhs, those that lie in memory: the pixels of a convolution
+            are elements of several rows.
     """
 
     element_bytes: int = 2
@@ -39,6 +41,7 @@ class GemmTraits:
     rhs_shared: bool = False
     lhs_k_major: bool = True
     rhs_k_major: bool = True
+    lhs_share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 """The families of GPU kernels: which one serves a `shapejit.kernel`, and how it is asked.
 
 A family is a way of turning kernels of one kind into machine code. Those whose schedules follow
-from simple rules choose their own buckets (`choose`); the schedules of gemms are chosen by a cost
-model over all gemms of a module, see `shapejit.passes.buckets.choice`.
+from simple rules choose their own buckets (`choose`); the schedules of matrix products, which
+convolutions are too, are chosen by a cost model over all of a module, see
+`shapejit.passes.buckets.choice`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Family:
     def choose(
         self, kernel: Any, sizes: Mapping[int, Bounds], device: Device
     ) -> tuple[list[Expr], list[StatedBucket]]:
-        """The variants of a kernel by sizes, as it would have them alone. Not for gemms.
+        """The variants of a kernel by sizes, as it would have them alone.
+
+        Not for `MODELLED` families.
 
         Args:
             kernel: of this family.
@@ -72,22 +75,41 @@ class Family:
         axes, buckets = self._functions.choose(kernel, sizes, device)
         return list(axes), list(buckets)
 
+    def weights(self, kernel: Any) -> frozenset[int]:
+        """The arguments of a kernel that are weights. Only for `MODELLED` families."""
+        return frozenset(self._functions.weight_operands(kernel))
+
     @functools.cached_property
     def _functions(self) -> Any:
         return importlib.import_module(f"shapejit.passes.{self.module}")
 
 
 GEMM: Final = Family("gemm", "shapejit-lower-gemm-to-nvgpu", "nvgpu.lowering")
+CONV: Final = Family("conv", "shapejit-lower-conv-to-nvgpu", "nvgpu.conv.lowering")
 ATTENTION: Final = Family(
     "attention", "shapejit-lower-attention-to-nvgpu", "nvgpu.attention.lowering"
 )
 LOOPS: Final = Family("loops", "shapejit-lower-loops-to-gpu", "gpu_loops.lowering")
 
-FAMILIES: Final = (GEMM, ATTENTION, LOOPS)
+FAMILIES: Final = (GEMM, CONV, ATTENTION, LOOPS)
+
+MODELLED: Final = (GEMM, CONV)
+"""Families whose schedules are chosen by the cost model of matrix products."""
 
 # The op that makes a kernel one of a family; all other kernels are loops and views.
-_LEADERS: Final = {"shapejit.gemm": GEMM, "shapejit.attention": ATTENTION}
-_OF_LOOPS: Final = frozenset(("arith.constant", "shapejit.loop", "shapejit.view", "shapejit.yield"))
+_LEADERS: Final = {
+    "shapejit.gemm": GEMM,
+    "shapejit.conv": CONV,
+    "shapejit.attention": ATTENTION,
+    "shapejit.scan": LOOPS,
+    "shapejit.sort": LOOPS,
+}
+_OF_LOOPS: Final = frozenset(
+    (
+        *("arith.constant", "shapejit.loop", "shapejit.scatter"),
+        *("shapejit.view", "shapejit.yield"),
+    )
+)
 
 
 def family_of(kernel: Any) -> Family | None:

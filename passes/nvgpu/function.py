@@ -27,6 +27,7 @@ from mlir.dialects import gpu, llvm, nvvm
 
 from shapejit.gpu.interface import (
     Grid,
+    Im2colMap,
     KernelInterface,
     Parameter,
     Pointer,
@@ -262,7 +263,7 @@ class KernelFunction:
         """The address of scratch memory; asked for once."""
         return self._word(Workspace(bytes_per_cta, zeroed), 8, pointer(1))
 
-    def tensor_map(self, record: TensorMap) -> Value:
+    def tensor_map(self, record: TensorMap | Im2colMap) -> Value:
         """The address of a tensor map, generic."""
         if not self.block:
             self._parameters.append(record)

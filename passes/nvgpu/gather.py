@@ -15,6 +15,7 @@ at once, as two words of four bytes, or element by element. What lies outside of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,12 +79,11 @@ class Source:
     depth_stride: Num
 
 
-class TileGather:
-    """How the threads of a CTA move the tiles of one operand.
+class TileShare(ABC):
+    """Which chunks of a tile a thread has, and how they get into shared memory.
 
     Args:
-        source: the operand.
-        layout: of its tiles in shared memory.
+        layout: of the tile in shared memory.
         thread: number of this thread, i32.
         threads: of the CTA, all of which take part.
 
@@ -91,7 +91,7 @@ class TileGather:
         LoweringError: the tile does not divide among the threads.
     """
 
-    def __init__(self, source: Source, layout: TileLayout, thread: Value, threads: int) -> None:
+    def __init__(self, layout: TileLayout, thread: Value, threads: int) -> None:
         lines = layout.bytes // _LINE_BYTES
         self._lines = threads // _LINE_CHUNKS  # that the CTA moves at once
         if layout.depth != LINE or lines % self._lines:
@@ -100,7 +100,7 @@ class TileGather:
                 f"unaligned family has tiles {LINE} deep, of a multiple of {self._lines} rows and "
                 "columns"
             )
-        self._source, self._layout = source, layout
+        self._layout = layout
         self._rounds = lines // self._lines
         #: Of this thread's first chunk: its line, and its first element along the line.
         self.line = udiv(thread, _LINE_CHUNKS)
@@ -120,10 +120,43 @@ class TileGather:
         # Panels of 64 rows; in each a line for every element of K.
         return [(step % LINE, step // LINE * LINE) for step in steps]
 
-    # From global memory ---------------------------------------------------------------------------
-
+    @abstractmethod
     def load(self, row: Num, k: Num) -> list[Value]:
         """Starts to load the tile whose first row and element of K are given; see `words`."""
+
+    def store(self, words: Sequence[Value], memory: SharedMemory, offset: Num) -> None:
+        """Puts a loaded tile at an offset of shared memory, a multiple of 1024.
+
+        Chunks of 16 bytes are exchanged within a line by the line's number modulo 8, which is the
+        same for all lines of a thread.
+        """
+        place = mul(self.place, ELEMENT_BYTES)
+        swizzled = xor(place, shl(urem(self.line, _PATTERN), 4))
+        start = add(add(mul(self.line, _LINE_BYTES), swizzled), offset)
+        pair = ir.VectorType.get([_WORDS], i32())
+        for number in range(self._rounds):
+            vector = llvm.mlir_undef(pair)
+            for lane, word in enumerate(words[number * _WORDS : (number + 1) * _WORDS]):
+                vector = llvm.insertelement(vector, word, value(lane))
+            llvm.StoreOp(vector, memory.pointer(add(start, number * self._lines * _LINE_BYTES)))
+
+
+class TileGather(TileShare):
+    """How the threads of a CTA move the tiles of one operand.
+
+    Args:
+        source: the operand.
+        layout, thread, threads: see `TileShare`.
+
+    Raises:
+        LoweringError: the tile does not divide among the threads.
+    """
+
+    def __init__(self, source: Source, layout: TileLayout, thread: Value, threads: int) -> None:
+        super().__init__(layout, thread, threads)
+        self._source = source
+
+    def load(self, row: Num, k: Num) -> list[Value]:
         source = self._source
         row_bytes = mul(mul(wide(row), source.row_stride), ELEMENT_BYTES)
         k_bytes = mul(mul(wide(k), source.depth_stride), ELEMENT_BYTES)
@@ -157,24 +190,6 @@ class TileGather:
                 inner += lines.load(1)
             results += pairs.results
         return whole.results
-
-    # To shared memory -----------------------------------------------------------------------------
-
-    def store(self, words: Sequence[Value], memory: SharedMemory, offset: Num) -> None:
-        """Puts a loaded tile at an offset of shared memory, a multiple of 1024.
-
-        Chunks of 16 bytes are exchanged within a line by the line's number modulo 8, which is the
-        same for all lines of a thread.
-        """
-        place = mul(self.place, ELEMENT_BYTES)
-        swizzled = xor(place, shl(urem(self.line, _PATTERN), 4))
-        start = add(add(mul(self.line, _LINE_BYTES), swizzled), offset)
-        pair = ir.VectorType.get([_WORDS], i32())
-        for number in range(self._rounds):
-            vector = llvm.mlir_undef(pair)
-            for lane, word in enumerate(words[number * _WORDS : (number + 1) * _WORDS]):
-                vector = llvm.insertelement(vector, word, value(lane))
-            llvm.StoreOp(vector, memory.pointer(add(start, number * self._lines * _LINE_BYTES)))
 
 
 class _Lines:
@@ -224,15 +239,15 @@ class _Lines:
             for element in range(elements, elements + CHUNK, width):
                 inside = arith.andi(exists, compare("slt", element, self._length))
                 offset = add(mul(self._slow_bytes, lines), mul(self._fast_bytes, element))
-                parts += _load_if(inside, add(self._address, offset), width)
-            words += parts if width > 1 else _pairs(parts)
+                parts += load_elements(inside, add(self._address, offset), width)
+            words += parts if width > 1 else join_pairs(parts)
         return words
 
 
 # Instructions -------------------------------------------------------------------------------------
 
 
-def _load_if(condition: Value, address: Value, elements: int) -> list[Value]:
+def load_elements(condition: Value, address: Value, elements: int) -> list[Value]:
     """Elements of global memory, which is only read, or zeros: one i16, or pairs as i32."""
     if elements == 1:
         text = "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];"
@@ -245,7 +260,7 @@ def _load_if(condition: Value, address: Value, elements: int) -> list[Value]:
     return [llvm.extractvalue(i32(), words, [number]) for number in range(2)]
 
 
-def _pairs(elements: Sequence[Value]) -> list[Value]:
+def join_pairs(elements: Sequence[Value]) -> list[Value]:
     """Elements joined two by two, the first one in the lower half."""
     text, constraints = "mov.b32 $0, {$1, $2};", "=r,h,h"
     return [

@@ -16,12 +16,16 @@ The records are ``PatchRecord`` of ``runtime/lib/cuda/Patch.h``, the parameters 
 ``HeadCall``::
 
     bytes 0..3    offset of the parameter in the block
-    byte  4       kind: 0 a word of 4 bytes, 1 one of 8, 2 a tensor map
+    byte  4       kind: 0 a word of 4 bytes, 1 one of 8, 2 a tensor map, 3 an encoded map
     byte  5       rank of the map
     byte  6       logarithm of an element's bytes
     byte  7       bit i: the stride of dim i + 1 is to be replaced
     bytes 8..11   bit i: slot i holds a value, else the number of a word
-    bytes 16..95  slots: the word; or address, 5 sizes, 4 strides in elements
+    bytes 16..95  slots: the word; or address, 5 sizes, 4 strides in elements; or the number of
+                  the first of an encoded map's 16 words
+
+Tensor maps in im2col mode cannot be changed in place. The runtime encodes them for each call and
+hands them over as words, which are copied.
 
 What calls the runtime lets pass has two exceptions to the rules of tensor maps. An empty tensor is
 described as one element of zeros of the runtime's own, since a map cannot be empty. A stride that
@@ -69,13 +73,15 @@ from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.target import Architecture
 
 #: Words that head kernels take. A launch may have 32764 bytes of parameters.
-CAPACITIES = (32, 128, 512, 2048)
+CAPACITIES = (32, 128, 512, 2048, 4080)
 
 #: Of a CTA, a warp for each record. Few, so that they spread over many multiprocessors.
 THREADS = 128
 
 RECORD_BYTES = 96
-TENSOR_MAP = 2
+TENSOR_MAP, ENCODED_MAP = 2, 3
+#: Words of an encoded map.
+MAP_WORDS = 16
 _SLOTS_AT = 16
 _ADDRESS, _DIMS, _STRIDES, _SLOTS = 0, 1, 6, 10
 _MOST_RANK = 5
@@ -198,6 +204,10 @@ class _Record:
         slot = umin(self.lane, _SLOTS - 1)
         place = add(start, add(wide(mul(slot, 8)), _SLOTS_AT))
         held = llvm.load(i64(), llvm.inttoptr(pointer(1), place))
+        # Of an encoded map all lanes take the first slot; each has a word from there on.
+        is_encoded = compare("eq", self.kind, ENCODED_MAP)
+        first = llvm.load(i64(), llvm.inttoptr(pointer(1), add(start, _SLOTS_AT)))
+        held = select(is_encoded, add(first, wide(umin(self.lane, MAP_WORDS - 1))), held)
         is_known = compare("ne", and_(shr(known, slot), 1), 0)
         number = select(is_known, 0, arith.trunci(i32(), held))
         return select(is_known, held, call.word(number))
@@ -209,9 +219,14 @@ class _Record:
 
 def _follow(call: _Call, record: _Record) -> None:
     """Does what a record says."""
-    sides = Branches(compare("eq", record.kind, TENSOR_MAP))
+    sides = Branches(compare("uge", record.kind, TENSOR_MAP))
     with sides.then():
-        _replace_map(call, record)
+        maps = Branches(compare("eq", record.kind, TENSOR_MAP))
+        with maps.then():
+            _replace_map(call, record)
+        with maps.otherwise(), when(compare("ult", record.lane, MAP_WORDS)):
+            place = add(record.target, wide(mul(record.lane, 8)))
+            llvm.store(record.value, llvm.inttoptr(pointer(1), place), alignment=8)
         # Those who acquire the map, in the kernels to come, see it whole.
         nvvm.fence_proxy_release(ir.Attribute.parse("#nvvm.mem_scope<gpu>"))
     with sides.otherwise(), when(record.has(0)):

@@ -11,9 +11,11 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.gpu.interface import KernelInterface
-from shapejit.passes.nvgpu.problem import gemm_problem
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.problem import GemmProblem, gemm_problem, is_half
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.passes.nvgpu.simt import emitter as simt
 from shapejit.passes.nvgpu.target import Architecture
 
 INTERFACE = "shapejit.interface"
@@ -25,6 +27,7 @@ _EMITTERS = {
     "swapped": "persistent",
     "small_m": "small_m",
     "unaligned": "unaligned",
+    "simt": "simt.emitter",
 }
 
 
@@ -39,12 +42,26 @@ def check(kernel: Any) -> None:
     Raises:
         LoweringError: it cannot.
     """
-    gemm_problem(kernel)
+    problem = gemm_problem(kernel)
+    if not is_half(problem.element):
+        simt.check(problem)
+
+
+def weight_operands(kernel: Any) -> list[int]:
+    """The numbers of the arguments that are weights of a kernel's gemm."""
+    return [weight.operand for weight in gemm_problem(kernel).weights]
 
 
 def variant_name(kernel: Any, schedule: GemmSchedule) -> str:
     """The name of a variant's module and function."""
     return f"{ir.StringAttr(kernel.attributes['sym_name']).value}__{schedule}"
+
+
+def _check_family(problem: GemmProblem, schedule: GemmSchedule) -> None:
+    """Whether a schedule is for the factors' type."""
+    if is_half(problem.element) == (schedule.family == "simt" or schedule.tf32):
+        rule = "simt and tf32 are for f32, the other schedules for bf16 and f16"
+        raise LoweringError(f"multiplies {problem.element} by the schedule {schedule}; {rule}")
 
 
 def lower_variant(
@@ -69,9 +86,11 @@ def lower_variant(
     Raises:
         LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
     """
+    problem = gemm_problem(kernel)
+    _check_family(problem, schedule)
     request = GemmRequest(
         variant_name(kernel, schedule),
-        gemm_problem(kernel),
+        problem,
         schedule,
         architecture,
         block=block,

@@ -71,11 +71,11 @@ def load_element(base: Value, offset: Num, element: Type) -> Value:
 def store_elements(base: Value, offset: Num, results: Sequence[Value], element: Type) -> None:
     """Stores one or two neighbouring elements at an offset, rounded to nearest even."""
     address = element_address(base, offset, element)
-    word = _stored(results, element)
+    word = stored_elements(results, element)
     llvm.StoreOp(word, address, alignment=len(results) * bytes_of(element))
 
 
-def _stored(results: Sequence[Value], element: Type) -> Value:
+def stored_elements(results: Sequence[Value], element: Type) -> Value:
     """One or two results in their compute type, as one word in memory."""
     if is_half(element):
         # In pairs; see `ptx.round_to_half`.

@@ -17,10 +17,15 @@ def ctas_that_fit(architecture: Architecture, dynamic_bytes: int) -> int:
         dynamic_bytes: dynamic shared memory of each; all of the static is added.
     """
     each = dynamic_bytes + STATIC_SHARED_BYTES + _SYSTEM_BYTES
-    return max((architecture.shared_bytes + _SYSTEM_BYTES) // each, 1)
+    return max(multiprocessor_bytes(architecture) // each, 1)
+
+
+def multiprocessor_bytes(architecture: Architecture) -> int:
+    """Shared memory of a multiprocessor."""
+    return architecture.shared_bytes + _SYSTEM_BYTES
 
 
 def bytes_for_each(architecture: Architecture, ctas: int) -> int:
     """Dynamic shared memory of each CTA if so many share a multiprocessor."""
-    each = (architecture.shared_bytes + _SYSTEM_BYTES) // ctas
+    each = multiprocessor_bytes(architecture) // ctas
     return each - STATIC_SHARED_BYTES - _SYSTEM_BYTES

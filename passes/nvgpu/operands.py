@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shapejit import ir as sir
 from shapejit.passes.nvgpu.builder import (
     Branches,
     Num,
@@ -41,12 +42,13 @@ _PATTERN_LINES = 8  # of a swizzle pattern
 # of which lies outside save 14 %, three and more cost up to half of the speed.
 _MOST_PARTS = 2
 
-_Destination: TypeAlias = tuple[SharedMemory, Ring, Slot, "Value | None"]
+_Destination: TypeAlias = tuple[KernelFunction, SharedMemory, Ring, Slot, "Value | None"]
 
 
 def tile_layout(matrix: Matrix, k: int, extent: int, depth: int) -> TileLayout:
     """How TMA lays out a matrix's tile; ``k`` is the number of the contracted dim."""
-    return TileLayout(extent, depth, k_major=matrix.dims[0] == k)
+    width = sir.element_bytes(matrix.access.element)
+    return TileLayout(extent, depth, k_major=matrix.dims[0] == k, element_bytes=width)
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,6 @@ class StagedOperand:
         """The offset of a stage's tile in shared memory."""
         return add(self.offset, mul(stage, self.layout.bytes))
 
-    def coordinates(self, function: KernelFunction, place: Mapping[int, Num]) -> list[Num]:
-        """TMA's coordinates of what is at indices of the space's dims."""
-        first, *rest = (place[dim] for dim in self.matrix.dims)
-        return [add(first, function.size(self.matrix.access.start)), *rest]
-
     def load(
         self,
         function: KernelFunction,
@@ -137,8 +134,8 @@ class StagedOperand:
         """
         multicast = None if mask is None else value(mask, integer(16))
         start = self.stage(slot.stage)
-        along, across, *batch = self.coordinates(function, place)
-        destination = (memory, ring, slot, multicast)
+        along, across, *batch = (place[dim] for dim in self.matrix.dims)
+        destination = (function, memory, ring, slot, multicast)
         if self.layout.k_major or self.by_depth:
             lines = mul(rank, self.descriptor.box[1])
             start, across = add(start, mul(lines, self.layout.swizzle)), add(across, lines)
@@ -173,19 +170,21 @@ class StagedOperand:
         descriptor: Descriptor,
         destination: _Destination,
         offset: Num,
-        coordinates: Sequence[Num],
+        place: Sequence[Num],
     ) -> None:
-        memory, ring, slot, multicast = destination
+        """Starts the load of what is at indices of the matrix's dims."""
+        function, memory, ring, slot, multicast = destination
+        coordinates = self.matrix.coordinates(function, place)
         descriptor.load(memory, offset, ring, slot, coordinates, multicast)
 
     def _load_parts(
-        self, destination: _Destination, start: Num, coordinates: Sequence[Num], left: Value
+        self, destination: _Destination, start: Num, place: Sequence[Num], left: Value
     ) -> None:
         """The lines of a K-major tile that there are, rounded up to boxes."""
         smaller = self.descriptor.smaller
         assert smaller is not None
-        along, across, *batch = coordinates
-        _, ring, slot, _ = destination
+        along, across, *batch = place
+        _, _, ring, slot, _ = destination
         lines = smaller.box[1]
         boxes = ceildiv(select(compare("sgt", left, 0), left, 0), lines)
         with loop(0, boxes) as each:
@@ -208,13 +207,13 @@ class StagedOperand:
         function: KernelFunction,
         destination: _Destination,
         start: Num,
-        coordinates: Sequence[Num],
+        first: Sequence[Num],
         panels: Sequence[Num],
         place: Mapping[int, Num],
     ) -> None:
         """The panels of an MN-major tile, without those beyond the edge."""
-        _, ring, slot, _ = destination
-        along, *rest = coordinates
+        _, _, ring, slot, _ = destination
+        along, *rest = first
 
         def load(panel: Num) -> None:
             offset = add(start, mul(panel, self.layout.panel_bytes))

@@ -16,8 +16,8 @@ from typing import Any
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.gpu.interface import TensorMap
-from shapejit.passes.nvgpu.builder import Type
+from shapejit.gpu.interface import Im2colMap, TensorMap
+from shapejit.passes.nvgpu.builder import Num, Type, add
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.ptx import half_name
@@ -102,6 +102,22 @@ class GemmProblem:
         """Of the factors."""
         return self.lhs.element
 
+    def lhs_matrix(self) -> Matrix:
+        """The lhs for TMA.
+
+        Raises:
+            LoweringError: TMA cannot read it.
+        """
+        return Matrix.of(self, self.lhs, (self.k, self.m))
+
+    def weight_matrix(self, number: int) -> Matrix:
+        """A weight for TMA.
+
+        Raises:
+            LoweringError: TMA cannot read it.
+        """
+        return Matrix.of(self, self.weights[number], (self.k, self.n))
+
 
 # Reading the IR -----------------------------------------------------------------------------------
 
@@ -150,13 +166,16 @@ def gemm_problem(kernel: Any) -> GemmProblem:
 def _check_types(gemm: Any) -> None:
     _, weights, _ = gemm.attributes["operandSegmentSizes"]
     factors = [value.type.element_type for value in list(gemm.operands)[: 1 + weights]]
-    if not is_half(factors[0]) or any(factor != factors[0] for factor in factors):
+    known = is_half(factors[0]) or isinstance(factors[0], ir.F32Type)
+    if not known or any(factor != factors[0] for factor in factors):
         found = ", ".join(map(str, factors))
-        raise LoweringError(f"multiplies {found}; this lowering takes bf16 by bf16 or f16 by f16")
+        raise LoweringError(
+            f"multiplies {found}; this lowering takes factors of one type: bf16, f16 or f32"
+        )
     if "accumulate" in gemm.attributes:
         accumulate = ir.TypeAttr(gemm.attributes["accumulate"]).value
         if not isinstance(accumulate, ir.F32Type):
-            raise LoweringError(f"sums in {accumulate}; wgmma sums in f32")
+            raise LoweringError(f"sums in {accumulate}; sums are in f32")
     if len(factors) > 3:
         raise LoweringError(f"has {len(factors) - 1} weights; there are at most two")
 
@@ -196,12 +215,14 @@ class Matrix:
         access: what it reads.
         dims: numbers of the space's dims, the one with neighbouring elements first.
         sizes, strides: of these dims, strides in elements.
+        promotion: bytes that the second-level cache fetches when it misses a line.
     """
 
     access: Access
     dims: tuple[int, ...]
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]
+    promotion: int = 256
 
     @staticmethod
     def of(problem: GemmProblem, access: Access, across: Sequence[int]) -> Matrix:
@@ -245,7 +266,14 @@ class Matrix:
         ]
         return Matrix(access, dims, tuple(sizes[dim] for dim in dims), (ONE, *found))
 
-    def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> TensorMap:
+    def coordinates(self, function: KernelFunction, place: Sequence[Num]) -> list[Num]:
+        """TMA's coordinates of what is at indices of `dims`, the fastest moving dim first."""
+        first, *rest = place
+        return [add(first, function.size(self.access.start)), *rest]
+
+    def record(
+        self, function: KernelFunction, box: Sequence[int], swizzle: int
+    ) -> TensorMap | Im2colMap:
         """The tensor map for boxes of ``box`` elements along the first two dims.
 
         A start other than 0 becomes part of the coordinate along the contiguous dim (see
@@ -260,6 +288,7 @@ class Matrix:
             strides=tuple(function.value_number(stride) for stride in self.strides[1:]),
             box=(*box, *[1] * (len(self.dims) - 2)),
             swizzle=swizzle,
+            promotion=self.promotion,
         )
 
 
@@ -287,12 +316,12 @@ def element_name(element: Type) -> str:
 
 def lhs_matrix(problem: GemmProblem) -> Matrix:
     """The lhs for TMA."""
-    return Matrix.of(problem, problem.lhs, (problem.k, problem.m))
+    return problem.lhs_matrix()
 
 
 def weight_matrix(problem: GemmProblem, number: int) -> Matrix:
     """A weight for TMA."""
-    return Matrix.of(problem, problem.weights[number], (problem.k, problem.n))
+    return problem.weight_matrix(number)
 
 
 def is_multiple(size: Expr, divisor: int) -> bool:

@@ -14,23 +14,33 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     small_m_64x64x64_s12_w1_r2            one tile a CTA; pairs of CTAs share rows by multicast
     small_m_128x64x64_s7_w2_once          for weights with so many columns that all of the GPU reads
     unaligned_128x128x64_s3_w2              no tensor maps: any strides and base addresses
+    persistent_128x256x32_s4_w2_tf32        float32 on the tensor cores, factors rounded to tf32
+    simt_128x64x32_s3_w1                    float32 on the CUDA cores; any strides and addresses
+    simt_32x32x32_s6_w1_k2_p4               the same; 2 CTAs share K, and 4 parts of each a stage
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shapejit.passes.buckets.problem import GemmTraits
 
 STREAMING_TILES = 80
 """With so many tiles of weights all of the GPU is busy reading them; measured between 64 and 86."""
 
-FAMILIES = ("persistent", "swapped", "small_m", "unaligned")
+_FLOAT_BYTES = 4
+
+FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt")
 
 _NAME = re.compile(
     r"(?P<family>[a-z_]+)_(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)_s(?P<stages>\d+)"
     r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
-    r"(?:_k(?P<split>\d+))?(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?"
+    r"(?:_k(?P<split>\d+))?(?:_p(?P<parts>\d+))?"
+    r"(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?(?P<tf32>_tf32)?"
 )
 
 
@@ -41,7 +51,7 @@ class GemmSchedule:
     Attributes:
         family: one of `FAMILIES`.
         rows: rows of a tile along the m side of wgmma, a multiple of 64. They are rows of the
-            result for ``persistent`` and ``unaligned``, columns of it for the others.
+            result for ``persistent``, ``unaligned`` and ``simt``, columns of it for the others.
         columns: columns of a tile along the n side of wgmma, a multiple of 8.
         depth: elements of K in a stage of the ring.
         stages: stages of the ring.
@@ -49,12 +59,14 @@ class GemmSchedule:
         columns_shared: CTAs of a cluster that multicast the columns operand to each other and have
             neighbouring tiles along the rows.
         rows_shared: the same with rows and columns exchanged.
-        split: CTAs of a cluster that share K, for ``small_m``.
+        split: CTAs of a cluster that share K, for ``small_m`` and ``simt``.
+        parts: groups of warps of a CTA that share each stage along K, for ``simt``.
         stream: the tiles of the last, partly filled wave are shared by all CTAs along K.
         turns: the two consumers have tiles of their own, and multiply in turn: the epilogue of one
             runs beside the products of the other. Each has all rows of its tile.
         once: all of the GPU is busy reading weights, of which there are `STREAMING_TILES` tiles or
             more; for ``small_m`` where the number of columns is not known.
+        tf32: factors are float32, which the tensor cores round to tf32 (11 bits).
     """
 
     family: str
@@ -66,9 +78,11 @@ class GemmSchedule:
     columns_shared: int = 1
     rows_shared: int = 1
     split: int = 1
+    parts: int = 1
     stream: bool = False
     turns: bool = False
     once: bool = False
+    tf32: bool = False
 
     @property
     def cluster(self) -> int:
@@ -79,6 +93,11 @@ class GemmSchedule:
     def swapped(self) -> bool:
         """Whether the rows of a tile are columns of the result."""
         return self.family in ("swapped", "small_m")
+
+    @property
+    def takes_any_address(self) -> bool:
+        """Whether operands may have any strides and addresses."""
+        return self.family in ("unaligned", "simt")
 
     @property
     def tile_m(self) -> int:
@@ -97,9 +116,10 @@ class GemmSchedule:
             ("c", self.columns_shared),
             ("r", self.rows_shared),
             ("k", self.split),
+            ("p", self.parts),
         ):
             text += f"_{letter}{value}" if value != 1 else ""
-        for word in ("stream", "turns", "once"):
+        for word in ("stream", "turns", "once", "tf32"):
             text += f"_{word}" if getattr(self, word) else ""
         return text
 
@@ -130,9 +150,11 @@ class GemmSchedule:
             columns_shared=number("columns_shared"),
             rows_shared=number("rows_shared"),
             split=number("split"),
+            parts=number("parts"),
             stream=match["stream"] is not None,
             turns=match["turns"] is not None,
             once=match["once"] is not None,
+            tf32=match["tf32"] is not None,
         )
 
 
@@ -186,8 +208,52 @@ _FOR_PAIRS = _all("swapped_128x128x64_s4_w2", "small_m_64x64x64_s8_w1")
 #: The only one when some stride or base address is no multiple of 16 bytes.
 UNALIGNED = GemmSchedule.parse("unaligned_128x128x64_s3_w2")
 
+#: What it chooses from for products of float32 in IEEE arithmetic, of any strides and addresses.
+SIMT_CANDIDATES = _all(
+    "simt_128x128x32_s3_w2",
+    "simt_128x64x32_s3_w1",
+    "simt_128x64x32_s3_w1_k2",
+    "simt_64x64x32_s4_w1",
+    "simt_64x64x32_s4_w1_k2",
+    "simt_64x64x32_s4_w1_k4",
+    "simt_32x64x32_s6_w1_p2",
+    "simt_32x64x32_s6_w1_k4_p2",
+    "simt_32x32x32_s6_w1_p4",
+    "simt_32x32x32_s6_w1_k4_p4",
+    "simt_16x64x32_s6_w1_p4",
+    "simt_16x64x32_s6_w1_k4_p4",
+    "simt_8x64x32_s6_w1_p4",
+    "simt_8x64x32_s6_w1_k4_p4",
+)
+
+#: The same for those whose factors may be rounded to tf32: stages have as many bytes.
+TF32_CANDIDATES = tuple(replace(each, depth=each.depth // 2, tf32=True) for each in CANDIDATES)
+
+#: All of these.
+ALL_CANDIDATES = (*CANDIDATES, *SIMT_CANDIDATES, *TF32_CANDIDATES)
+
+#: A kernel of float32 that serves all sizes until a better one is built.
+SIMT_GENERIC = GemmSchedule.parse("simt_64x64x32_s4_w1")
+
 #: A kernel that serves all sizes and layouts until a better one is built.
 GENERIC = GemmSchedule.parse("swapped_128x128x64_s4_w2")
+
+
+def candidates_for(
+    traits: GemmTraits, candidates: Iterable[GemmSchedule], *, tf32: bool = False
+) -> tuple[GemmSchedule, ...]:
+    """The candidates that can multiply factors of a type.
+
+    Args:
+        traits: of the products.
+        candidates: for any type; those for operands without tensor maps are left out.
+        tf32: whether factors of float32 may be rounded to tf32, and tensor maps read them.
+    """
+    if traits.element_bytes != _FLOAT_BYTES:
+        return tuple(s for s in candidates if not (s.takes_any_address or s.tf32))
+    # The tensor cores take tf32 with neighbours along K only.
+    tf32 = tf32 and traits.lhs_k_major and traits.rhs_k_major
+    return tuple(s for s in candidates if s.family == "simt" or (tf32 and s.tf32))
 
 
 def worth_trying(candidates: Iterable[GemmSchedule], weights: int) -> tuple[GemmSchedule, ...]:

@@ -89,12 +89,15 @@ class TileOrder:
         directions: tuple[int, int],
         tile: tuple[int, int],
         cluster: int = 1,
+        *,
+        with_empty_sums: bool = False,
     ) -> TileOrder:
         """Emits the counts.
 
         Args:
             directions: the space's dims along the rows and columns of tiles.
             tile: rows and columns of a CTA's tile.
+            with_empty_sums: whether there are tiles also where K is 0.
         """
         rows, columns = (function.size(problem.space[dim]) for dim in directions)
         batches = tuple(function.size(size) for size in problem.space[: problem.m])
@@ -103,7 +106,9 @@ class TileOrder:
         for batch in batches:
             count = mul(count, batch)
         depth = function.size(problem.space[problem.k])
-        if isinstance(depth, int):
+        if with_empty_sums:
+            pass
+        elif isinstance(depth, int):
             count = count if depth else 0
         else:  # without products there are no tiles, see `depthless`
             count = select(compare("eq", depth, 0), 0, count)

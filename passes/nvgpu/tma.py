@@ -5,15 +5,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mlir import ir
-from mlir.dialects import nvgpu, nvvm
+from mlir.dialects import arith, llvm, nvgpu, nvvm
 
-from shapejit.gpu.interface import TensorMap
-from shapejit.passes.nvgpu.builder import Num, Type, Value, cast, constant, index, value
+from shapejit.gpu.interface import Im2colMap, TensorMap
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    Type,
+    Value,
+    cast,
+    constant,
+    index,
+    integer,
+    pointer,
+    value,
+)
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.ring import Ring, Slot
+from shapejit.passes.nvgpu.ring import Ring, Slot, barrier_pointer
 from shapejit.passes.nvgpu.shared import SharedMemory
 
 _MAP_BYTES = 128
@@ -30,6 +40,7 @@ class Descriptor:
         element: of the tensor.
         resident: whether the map is in device memory that may change between launches.
         smaller: the same tensor in smaller boxes, if there are.
+        taps: spatial dims of an image that is read in im2col mode, 0 for a tiled tensor.
     """
 
     map: Value
@@ -38,11 +49,12 @@ class Descriptor:
     element: Type
     resident: bool
     smaller: Descriptor | None = None
+    taps: int = 0
 
     @staticmethod
     def make(
         function: KernelFunction,
-        record: TensorMap,
+        record: TensorMap | Im2colMap,
         element: Type,
         smaller: tuple[int, ...] | None = None,
     ) -> Descriptor:
@@ -56,9 +68,10 @@ class Descriptor:
         address = function.tensor_map(record)
         second = None
         if smaller is not None:
-            second = Descriptor.make(function, replace(record, box=smaller), element)
+            second = Descriptor.make(function, record.with_box(smaller), element)
+        taps = len(record.steps) if isinstance(record, Im2colMap) else 0
         return Descriptor(
-            cast(address, type_), address, record.box, element, function.block, second
+            cast(address, type_), address, record.box, element, function.block, second, taps
         )
 
     def prefetch(self) -> None:
@@ -95,9 +108,13 @@ class Descriptor:
 
         Args:
             coordinates: of the box's first element, fastest moving dim first. What lies outside of
-                the tensor is read as 0.
+                the tensor is read as 0. In im2col mode the offsets of the tap follow, from the
+                fastest moving spatial dim on.
             multicast: mask of the cluster's CTAs that get the box, at the same offset, i16.
         """
+        if self.taps:
+            self._load_pixels(memory, offset, ring, slot, coordinates, multicast)
+            return
         nvgpu.TmaAsyncLoadOp(
             memory.view(offset, self.box[::-1], self.element),
             ring.full,
@@ -105,6 +122,31 @@ class Descriptor:
             [index(coordinate) for coordinate in coordinates],
             index(slot.stage),
             multicastMask=multicast,
+        )
+
+    def _load_pixels(
+        self,
+        memory: SharedMemory,
+        offset: Num,
+        ring: Ring,
+        slot: Slot,
+        coordinates: Sequence[Num],
+        multicast: Num | None,
+    ) -> None:
+        """The same in im2col mode, which the nvgpu dialect does not have."""
+        places, offsets = coordinates[: -self.taps], coordinates[-self.taps :]
+        i16 = integer(16)
+        nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
+            llvm.AddrSpaceCastOp(pointer(7), memory.pointer(offset)).result,
+            self.pointer,
+            list(map(value, places)),
+            barrier_pointer(ring.full, ring.stages, slot.stage),
+            [
+                constant(each, i16) if isinstance(each, int) else arith.trunci(i16, each)
+                for each in offsets
+            ],
+            multicastMask=multicast,
+            mode=ir.Attribute.parse("#nvvm.tma_load_mode<im2col>"),
         )
 
     def store(self, memory: SharedMemory, offset: Num, coordinates: Sequence[Num]) -> None:

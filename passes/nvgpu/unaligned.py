@@ -44,7 +44,7 @@ from shapejit.passes.nvgpu.epilogue import Epilogue
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import Directions, TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units
-from shapejit.passes.nvgpu.gather import LINE, Source, TileGather
+from shapejit.passes.nvgpu.gather import LINE, Source, TileGather, TileShare
 from shapejit.passes.nvgpu.occupancy import ctas_that_fit
 from shapejit.passes.nvgpu.problem import Access, GemmProblem
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -161,8 +161,7 @@ class UnalignedGemm:
         self._function, self._problem, self._schedule = function, problem, schedule
         self._threads = Threads.read()
         self._memory = SharedMemory(function.architecture)
-        self._operands = GatheredOperand.of(problem, schedule)
-        self._layouts = [operand.layout for operand in self._operands]
+        self._layouts = self._make_layouts()
         rows, *columns = self._layouts
         self._multipliers = [
             Multiplier(schedule.columns, rows, layout, problem.element) for layout in columns
@@ -172,6 +171,11 @@ class UnalignedGemm:
             self._memory.allocate(layout.bytes * schedule.stages) for layout in self._layouts
         ]
         self._epilogue = self._make_epilogue()
+
+    def _make_layouts(self) -> list[TileLayout]:
+        """Of the lhs and the weights, as they lie in shared memory."""
+        self._operands = GatheredOperand.of(self._problem, self._schedule)
+        return [operand.layout for operand in self._operands]
 
     def _make_epilogue(self) -> Epilogue:
         problem = self._problem
@@ -218,7 +222,7 @@ class UnalignedGemm:
             ]
         )
 
-    def _gathers(self, place: Place) -> list[TileGather]:
+    def _gathers(self, place: Place) -> Sequence[TileShare]:
         """What moves the tiles of each operand."""
         size, problem = self._function.size, self._problem
         return [
@@ -284,7 +288,7 @@ class UnalignedGemm:
         after = add(stage, 1)
         return select(compare("eq", after, self._schedule.stages), 0, after)
 
-    def _fill(self, gathers: Sequence[TileGather], words: Sequence[Value], stage: Value) -> None:
+    def _fill(self, gathers: Sequence[TileShare], words: Sequence[Value], stage: Value) -> None:
         """Puts loaded tiles into a stage, for all threads to multiply."""
         start = 0
         for gather, layout, offset in zip(gathers, self._layouts, self._offsets, strict=True):

@@ -3,12 +3,13 @@
 """Warpgroup matrix multiplication: operand tiles in shared memory, descriptors, fragments.
 
 ``wgmma.m64nNk16`` multiplies 64 rows by N columns over 16 elements of K, both operands in shared
-memory, sums in the registers of 128 threads. Shared memory holds an operand tile as TMA writes it:
+memory, sums in the registers of 128 threads. Of f32, which it rounds to tf32, it takes 8: 32 bytes
+in any case. Shared memory holds an operand tile as TMA writes it:
 
 - *K-major* (elements along K are neighbours): one line of ``depth`` elements for every row, lines
   one after the other, swizzled with the line's length (128 bytes, or 64 at half the depth);
-- *MN-major* (elements along the rows or columns are neighbours): panels of 64 rows; in a panel one
-  line of 128 bytes for every element of K.
+- *MN-major* (elements along the rows or columns are neighbours, of 16 bits only): panels of 64
+  rows; in a panel one line of 128 bytes for every element of K.
 
 The sides are called *rows* (64 at a time, wgmma's M) and *columns* (its N): which of them are rows
 of the result is the schedule's choice.
@@ -40,11 +41,12 @@ from shapejit.passes.nvgpu.ptx import half_name, join_words
 
 #: Rows of one wgmma, and of a panel.
 ROWS = 64
-#: Elements of K that one wgmma multiplies.
+#: Elements of K that one wgmma multiplies, of 16 bits.
 DEPTH = 16
 #: Bytes of an element: bf16 or f16.
 ELEMENT_BYTES = 2
 
+_DEPTH_BYTES = DEPTH * ELEMENT_BYTES
 _LINE_BYTES = 128
 _LINES = 8  # of a swizzle pattern
 # Shared addresses of a cluster carry the rank in the bits above; a descriptor holds these.
@@ -58,17 +60,30 @@ class TileLayout:
 
     Attributes:
         extent: rows or columns of the tile.
-        depth: elements of K: 32 or 64.
+        depth: elements of K: 64 or 128 bytes of them.
         k_major: which elements are neighbours.
+        element_bytes: 2, or 4 for tf32.
     """
 
     extent: int
     depth: int
     k_major: bool
+    element_bytes: int = ELEMENT_BYTES
 
     def __post_init__(self) -> None:
-        if self.depth not in (32, 64):
-            raise LoweringError(f"has a depth of {self.depth}; tiles are 32 or 64 deep")
+        if self.depth * self.element_bytes not in _SWIZZLE_MODES:
+            lengths = " or ".join(str(each // self.element_bytes) for each in (64, 128))
+            raise LoweringError(f"has a depth of {self.depth}; tiles are {lengths} deep")
+        if self.element_bytes != ELEMENT_BYTES and not self.k_major:
+            raise LoweringError(
+                "has factors of f32 with neighbours not along K, which wgmma does not take; use a "
+                "schedule of the family simt"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Products of a stage, one after the other along K."""
+        return self.depth * self.element_bytes // _DEPTH_BYTES
 
     @property
     def panels(self) -> int:
@@ -78,24 +93,24 @@ class TileLayout:
     @property
     def panel_bytes(self) -> int:
         """From the start of 64 rows or columns to the next, in either layout."""
-        return ROWS * self.depth * ELEMENT_BYTES
+        return ROWS * self.depth * self.element_bytes
 
     @property
     def bytes(self) -> int:
         """Size of the tile."""
         if self.k_major:
-            return self.extent * self.depth * ELEMENT_BYTES
+            return self.extent * self.depth * self.element_bytes
         return self.panels * self.panel_bytes
 
     @property
     def swizzle(self) -> int:
         """Bytes of a line, and of the swizzle pattern."""
-        return self.depth * ELEMENT_BYTES if self.k_major else _LINE_BYTES
+        return self.depth * self.element_bytes if self.k_major else _LINE_BYTES
 
     @property
     def step(self) -> int:
-        """Bytes from 16 elements of K to the next 16."""
-        return DEPTH * (ELEMENT_BYTES if self.k_major else _LINE_BYTES)
+        """Bytes from what one wgmma multiplies to the next."""
+        return _DEPTH_BYTES if self.k_major else DEPTH * _LINE_BYTES
 
     @property
     def high_word(self) -> int:
@@ -116,7 +131,7 @@ class TileLayout:
         return or_(start, self._leading << 16)
 
     def descriptor(self, low_word: Value, k: int = 0) -> Value:
-        """The descriptor, i64, at the ``k``-th 16 elements of K."""
+        """The descriptor, i64, of the ``k``-th product of a stage."""
         return join_words(add(low_word, k * self.step >> 4), signed(self.high_word))
 
 
@@ -161,7 +176,7 @@ class Multiplier:
     Attributes:
         columns: N, a multiple of 8 from 8 to 256.
         rows_layout, columns_layout: of the operands' tiles.
-        element: bf16 or f16.
+        element: bf16, f16, or f32 for tf32.
     """
 
     columns: int
@@ -196,19 +211,21 @@ class Multiplier:
     def multiply(
         self, accumulator: Value, rows: Value, columns: Value, k: int, *, fresh: bool
     ) -> Value:
-        """Starts the product of 16 elements of K.
+        """Starts one product of a stage.
 
         Args:
             accumulator: the sums so far.
             rows, columns: lower halves of the stage's descriptors.
-            k: which 16 elements of the stage.
+            k: its number.
             fresh: whether the sums start at 0, whatever the accumulator holds.
         """
 
         def attribute(text: str) -> ir.Attribute:
             return ir.Attribute.parse(f"#nvvm.{text}")
 
-        kind = attribute(f"wgmma_type<{half_name(self.element)}>")
+        is_float = isinstance(self.element, ir.F32Type)
+        kind = attribute(f"wgmma_type<{'tf32' if is_float else half_name(self.element)}>")
+        depth = _DEPTH_BYTES // self.rows_layout.element_bytes
         # PTX's imm-trans-a is 1 for a column-major A, imm-trans-b for a row-major B.
         layouts = (
             "row" if self.rows_layout.k_major else "col",
@@ -219,7 +236,7 @@ class Multiplier:
             accumulator,
             self.rows_layout.descriptor(rows, k),
             self.columns_layout.descriptor(columns, k),
-            attribute(f"shape<m = {ROWS}, n = {self.columns}, k = {DEPTH}>"),
+            attribute(f"shape<m = {ROWS}, n = {self.columns}, k = {depth}>"),
             kind,
             kind,
             attribute("wgmma_type<f32>"),
@@ -245,7 +262,7 @@ def multiply_stage(
     """
     sums = list(accumulators)
     nvvm.wgmma_fence_aligned()
-    for k in range(products[0][0].rows_layout.depth // DEPTH):
+    for k in range(products[0][0].rows_layout.steps):
         sums = [
             multiplier.multiply(total, rows, columns, k, fresh=fresh and k == 0)
             for (multiplier, rows, columns), total in zip(products, sums, strict=True)

@@ -12,9 +12,9 @@ module attributes {shapejit.target = "cuda:sm_90a:b300"} {}
 
 #lhs = affine_map<(m, n, k) -> (m, k)>
 #rhs = affine_map<(m, n, k) -> (n, k)>
-!x = tensor<?x64xf32, #shapejit.shape<[s0, 64]>>
-!w = tensor<64x64xf32, #shapejit.shape<[64, 64]>>
-// expected-error @below {{this kernel multiplies f32, f32; this lowering takes bf16 by bf16 or f16 by f16}}
+!x = tensor<?x64xf64, #shapejit.shape<[s0, 64]>>
+!w = tensor<64x64xf64, #shapejit.shape<[64, 64]>>
+// expected-error @below {{this kernel multiplies f64, f64; this lowering takes factors of one type: bf16, f16 or f32}}
 shapejit.kernel @single symbols 1 (%x: !x, %w: !w) {
   %0 = shapejit.gemm over [s0, 64, 64] lhs(%x at #lhs : !x) rhs(%w at #rhs : !w) -> !x
   shapejit.yield %0 : !x

@@ -30,10 +30,10 @@ module {
 #x = affine_map<(d0, d1, d2) -> (d0, d2)>
 #w = affine_map<(d0, d1, d2) -> (d1, d2)>
 // Types that wgmma lacks, or that are not mixed.
-// expected-error@+1 {{as persistent_128x64x64_s4_w2, this kernel multiplies f32, f32; this lowering takes bf16 by bf16 or f16 by f16}}
-shapejit.kernel @k symbols 1 (%x: tensor<?x64xf32, #shapejit.shape<[s0, 64]>>, %w: tensor<64x64xf32, #shapejit.shape<[64, 64]>>) {
-  %y = shapejit.gemm over [s0, 64, 64] lhs(%x at #x : tensor<?x64xf32, #shapejit.shape<[s0, 64]>>) rhs(%w at #w : tensor<64x64xf32, #shapejit.shape<[64, 64]>>) -> tensor<?x64xf32, #shapejit.shape<[s0, 64]>>
-  shapejit.yield %y : tensor<?x64xf32, #shapejit.shape<[s0, 64]>>
+// expected-error@+1 {{as persistent_128x64x64_s4_w2, this kernel multiplies f64, f64; this lowering takes factors of one type: bf16, f16 or f32}}
+shapejit.kernel @k symbols 1 (%x: tensor<?x64xf64, #shapejit.shape<[s0, 64]>>, %w: tensor<64x64xf64, #shapejit.shape<[64, 64]>>) {
+  %y = shapejit.gemm over [s0, 64, 64] lhs(%x at #x : tensor<?x64xf64, #shapejit.shape<[s0, 64]>>) rhs(%w at #w : tensor<64x64xf64, #shapejit.shape<[64, 64]>>) -> tensor<?x64xf64, #shapejit.shape<[s0, 64]>>
+  shapejit.yield %y : tensor<?x64xf64, #shapejit.shape<[s0, 64]>>
 }
 shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "persistent_128x64x64_s4_w2", "">]
 
