@@ -48,7 +48,7 @@ from shapejit.passes.nvgpu.target import architecture_of
 class AddGpuHead(Pass):
     """Add the head kernel that takes so many words."""
 
-    words: int = option(128, help="how many words it takes: 32, 128, 512 or 2048")
+    words: int = option(128, help="how many words it takes: 32, 128, 512, 2048 or 4080")
 
     def run(self, module: Any) -> None:
         block = sir.module_block(module)

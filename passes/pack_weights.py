@@ -27,6 +27,9 @@ panels of half the width. A depthwise one is packed over [g, t..], g in panels o
 there a vector holds channels of neighbouring groups. So is one whose groups have as many input as
 output channels, few enough for two groups in such a panel, over [g * f, t.., c].
 
+On a GPU, where TMA wants neighbouring channels to be neighbours in memory, the kernels of
+convolutions alone are packed, in panels of one filter: ``panel=1 products=false``.
+
 A weight that several ops read alike is packed once. One that is read otherwise (a batch of weights,
 a slice) stays as it is: the kernel packs such operands on the fly.
 """
@@ -173,8 +176,13 @@ _READERS = {"shapejit.gemm": _gemm_packings, "shapejit.conv": _conv_packings}
 class _Packer:
     """Packs the weights of one function; equal packs are made once."""
 
-    def __init__(self, function: Any, panel: int) -> None:
+    def __init__(self, function: Any, panel: int, *, products: bool) -> None:
         self._function, self._panel = function, panel
+        self._readers = {
+            name: packings
+            for name, packings in _READERS.items()
+            if products or name != "shapejit.gemm"
+        }
         self._packed: dict[tuple[Any, tuple[int, ...], Exprs, int, int], Any] = {}
 
     def run(self) -> None:
@@ -185,7 +193,7 @@ class _Packer:
             if sir.argument_kind(self._function, number) == "weight"
         }
         for op in sir.operations(sir.body(self._function)):
-            packings = _READERS.get(op.name)
+            packings = self._readers.get(op.name)
             if packings is None:
                 continue
             for access, packing in list(packings(op, self._panel)):
@@ -240,9 +248,10 @@ class PackWeights(Pass):
     """Pack the weights of matrix products and convolutions into panels of columns."""
 
     panel: int = option(32, help="columns of a panel")
+    products: bool = option(True, help="pack the weights of matrix products too")
 
     def run(self, module: Any) -> None:
         if self.panel < 1:
             raise PassFailure(module, f"panel must be at least 1, got {self.panel}")
         for function in sir.functions(module):
-            _Packer(function, self.panel).run()
+            _Packer(function, self.panel, products=self.products).run()

@@ -41,8 +41,10 @@ struct FakeTensorMap {
   uint64_t dims[5];
   uint64_t pitches[4];
   uint16_t box[5];
-  uint16_t padding[3];
-  uint64_t unused[3];
+  uint8_t steps[3]; ///< in im2col mode, where box is channels and pixels; else 0
+  uint8_t padding[3];
+  int16_t lower[3], upper[3];
+  uint32_t unused[3];
 };
 static_assert(sizeof(FakeTensorMap) == 128, "a tensor map has 128 bytes");
 

@@ -70,6 +70,8 @@ inline void runHead(const void *const *parameters, uint32_t threads) {
     int64_t word = from.value(record, 0);
     if (record.kind == Record::kTensorMap)
       patchMap(from, record, at);
+    else if (record.kind == Record::kEncodedMap)
+      std::memcpy(at, from.words + 8 * record.slots[0], sizeof(FakeTensorMap));
     else
       std::memcpy(at, &word, record.kind == Record::kWord4 ? 4 : 8);
   }

@@ -309,6 +309,51 @@ abi::Result cuTensorMapEncodeTiled(abi::TensorMap *map, int element, uint32_t ra
   return 0;
 }
 
+abi::Result cuTensorMapEncodeIm2col(abi::TensorMap *map, int element, uint32_t rank, void *address,
+                                    const uint64_t *dims, const uint64_t *pitches, const int *lower,
+                                    const int *upper, uint32_t channels, uint32_t pixels,
+                                    const uint32_t *steps, int interleave,
+                                    abi::TensorMapSwizzle swizzle,
+                                    abi::TensorMapPromotion promotion, int fill) {
+  ENTER(cuTensorMapEncodeIm2col);
+  auto at = reinterpret_cast<uint64_t>(address);
+  if (reinterpret_cast<uint64_t>(map) % 8 != 0 || rank < 3 || rank > 5 || at == 0 || at % 16 != 0 ||
+      interleave != 0 || fill != 0 || channels == 0 || channels > 256 || pixels == 0 ||
+      pixels > 1024)
+    return kInvalidValue;
+  FakeTensorMap made = {};
+  made.address = at;
+  made.element = static_cast<uint8_t>(element);
+  made.rank = static_cast<uint8_t>(rank);
+  made.swizzle = static_cast<uint8_t>(swizzle);
+  made.promotion = static_cast<uint8_t>(promotion);
+  made.box[0] = static_cast<uint16_t>(channels);
+  made.box[1] = static_cast<uint16_t>(pixels);
+  bool bad = false;
+  for (uint32_t i = 0; i < rank; ++i) {
+    bad |= dims[i] == 0 || dims[i] > uint64_t{1} << 32;
+    made.dims[i] = dims[i];
+    if (i > 0) {
+      bad |= pitches[i - 1] % 16 != 0 || pitches[i - 1] >= uint64_t{1} << 40;
+      made.pitches[i - 1] = pitches[i - 1];
+    }
+  }
+  // Corners have 16, 8 or 5 bits, and between them there must be a place.
+  int most = 1 << ((rank == 3 ? 16 : rank == 4 ? 8 : 5) - 1);
+  for (uint32_t i = 0; i + 2 < rank; ++i) {
+    bad |= lower[i] < -most || lower[i] >= most || upper[i] < -most || upper[i] >= most;
+    bad |= steps[i + 1] < 1 || steps[i + 1] > 8;
+    bad |= static_cast<int64_t>(dims[i + 1]) - 1 + upper[i] < lower[i];
+    made.lower[i] = static_cast<int16_t>(lower[i]);
+    made.upper[i] = static_cast<int16_t>(upper[i]);
+    made.steps[i] = static_cast<uint8_t>(steps[i + 1]);
+  }
+  if (bad)
+    return kInvalidValue;
+  memcpy(map, &made, sizeof(made));
+  return 0;
+}
+
 abi::Result cuMemAlloc(abi::Address *address, size_t bytes) {
   ENTER_UNSAFE(cuMemAlloc);
   if (!current())

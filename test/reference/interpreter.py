@@ -315,6 +315,8 @@ class _Frame:
     def _attention(self, op: Any) -> list[Array]:
         b, h, m, n, d, dv = self.sizes(sir.attr_sizes(op.attributes["space"]))
         maps = sir.op_maps(op)
+        if "has_lengths" in op.attributes or "is_ragged" in op.attributes:
+            raise NotImplementedError("attention with lengths or starts")
         grids = [(b, h, m, d), (b, h, n, d), (b, h, n, dv), (b, h, m, n)]
         operands = [
             np.broadcast_to(self.read(self.env[v], read_map, grid), grid)
@@ -331,6 +333,35 @@ class _Frame:
             scores = np.where(np.arange(n)[None, :] <= last, scores, -np.inf)
         values = np.matmul(_softmax(scores), v)
         return [self.written(op, values, maps[-1], (b, h, m, dv))]
+
+    def _scan(self, op: Any) -> list[Array]:
+        x = self.row_input(op)
+        kind = ir.StringAttr(op.attributes["kind"]).value
+        steps = {"add": np.add, "mul": np.multiply, "logaddexp": np.logaddexp}
+        if kind in steps:
+            return [steps[kind].accumulate(x, axis=-1)]
+        values = (np.maximum if kind == "max" else np.minimum).accumulate(x, axis=-1)
+        taken = (x == values) | np.isnan(x)
+        places = np.where(taken, np.arange(x.shape[-1]), 0)
+        return [values, np.maximum.accumulate(places, axis=-1)][: len(op.results)]
+
+    def _sort(self, op: Any) -> list[Array]:
+        x = self.row_input(op)
+        wanted = self.sizes(sir.shape_of(op.results[0]))[-1]
+        if "descending" in op.attributes:
+            # The reverse of the row in order, which is stable from its other end.
+            back = np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+            places = x.shape[-1] - 1 - back
+        else:
+            places = np.argsort(x, axis=-1, kind="stable")
+        places = places[..., :wanted]
+        return [np.take_along_axis(x, places, axis=-1), places]
+
+    def row_input(self, op: Any) -> Array:
+        """The input of a scan or sort over its space."""
+        space = self.sizes(sir.attr_sizes(op.attributes["space"]))
+        read = self.read(self.env[op.operands[0]], sir.op_maps(op)[0], space)
+        return np.broadcast_to(read, space)
 
     def written(self, op: Any, values: Array, affine_map: Any, space: Sequence[int]) -> Array:
         """The result of an op that writes `values` at a map over a grid; NaN where it does not."""

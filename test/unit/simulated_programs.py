@@ -27,6 +27,7 @@ from shapejit.artefacts import (
     Artefacts,
     CopySpec,
     JoinSpec,
+    PackSpec,
     TensorInput,
     TensorOutput,
 )
@@ -98,7 +99,7 @@ class Simulated:
         """Nothing is captured."""
 
     def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Any) -> None:
-        """Copies all buffers to the simulated GPU, runs, and copies the outputs back."""
+        """Copies all buffers to the simulated GPU, runs, and copies what was written back."""
         self._memory, self.failure = GlobalMemory(), None
         self.launched.clear()
         sizes = self._sizes(list(symbols))
@@ -112,7 +113,7 @@ class Simulated:
         self._memory.write(arena, np.full(arena_bytes, 0xFF, np.uint8))
         (self._run_queued if self._graph is None else self._run_graph)(symbols, table, arena)
         outputs = sum(isinstance(spec, TensorOutput) for spec in self._artefacts.outputs)
-        for position in range(len(sizes) - outputs, len(sizes)):
+        for position in (*self._changed(), *range(len(sizes) - outputs, len(sizes))):
             data = self._memory.read(table[position], sizes[position]).tobytes()
             ctypes.memmove(buffers[position], data, sizes[position])
 
@@ -162,14 +163,25 @@ class Simulated:
 
         return [
             *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in inputs),
-            *(_bytes(spec.dtype, spec.shape) for spec in artefacts.weights),
+            *(_bytes(spec.dtype, spec.shape) for spec in (*artefacts.states, *artefacts.weights)),
             *map(self._copy_bytes, artefacts.packs),
             *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in outputs),
         ]
 
+    def _changed(self) -> list[int]:
+        """Buffers of the inputs and states that change."""
+        artefacts = self._artefacts
+        tensors = [i for i, spec in enumerate(artefacts.inputs) if isinstance(spec, TensorInput)]
+        changed = [tensors.index(leaf) for leaf in artefacts.updates]
+        return [*changed, *range(len(tensors), len(tensors) + len(artefacts.states))]
+
     def _copy_bytes(self, spec: CopySpec) -> int:
         """Bytes of a copy of weights."""
-        assert isinstance(spec, JoinSpec)
+        if isinstance(spec, PackSpec):
+            weight = self._artefacts.weights[spec.weight]
+            sizes = list(spec.over(weight.shape).sizes)
+            sizes[spec.dim] = -(-sizes[spec.dim] // spec.panel) * spec.panel
+            return _bytes(weight.dtype, sizes)
         parts = [self._artefacts.weights[number] for number in spec.weights]
         return sum(_bytes(part.dtype, part.shape) for part in parts)
 

@@ -169,7 +169,7 @@ class Strided(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(64, 64, 3, padding=1, dtype=torch.bfloat16)
+        self.conv = nn.Conv1d(64, 64, 3, padding=1, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.softmax(self.conv((x + 1).mT[None]), -1)
@@ -182,19 +182,19 @@ def refusal(model: nn.Module, x: Tensor) -> str:
 
 
 def test_all_operators_without_kernels_are_named() -> None:
-    text = refusal(Strided(), rows(7))
+    text = refusal(Strided(), rows(7, dtype=torch.float64))
     assert text.startswith('SJ-TARGET-007 the model has 1 operator for which target "cuda" has no')
     assert "  aten.conv" in text
     assert "test_cuda_build.py:" in text
-    assert "it is left as a conv (a convolution" in text
+    assert "its convolution multiplies f64, f64" in text
     assert "softmax" not in text
-    assert "It compiles products and attention of float16 or bfloat16" in text
+    assert "It compiles products, convolutions and attention of float16 or bfloat16" in text
 
 
 def test_products_of_other_types_are_refused() -> None:
-    text = refusal(Residual(dtype=torch.float32), torch.zeros(7, 64))
+    text = refusal(Residual(dtype=torch.float64), torch.zeros(7, 64, dtype=torch.float64))
     assert "aten.linear" in text
-    assert "its product multiplies f32, f32" in text
+    assert "its product multiplies f64, f64" in text
 
 
 def test_more_words_than_a_head_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:

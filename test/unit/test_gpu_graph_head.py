@@ -29,13 +29,22 @@ from shapejit.codegen.ptx import private_context, translate
 from shapejit.codegen.ptxas import Cubin, PtxasError, assemble, find_ptxas
 from shapejit.gpu.errors import LaunchError
 from shapejit.gpu.graph import RECORDS, GraphLaunch, GraphProgram, Head
-from shapejit.gpu.interface import Grid, KernelInterface, Parameter, Pointer, Size, TensorMap
+from shapejit.gpu.interface import (
+    Grid,
+    Im2colMap,
+    KernelInterface,
+    Parameter,
+    Pointer,
+    Size,
+    TensorMap,
+)
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
 from shapejit.pass_host import run_pipeline
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.head import (
     CAPACITIES,
+    MAP_WORDS,
     RECORD_BYTES,
     TENSOR_MAP,
     THREADS,
@@ -49,8 +58,8 @@ from unit.fake_cuda import Fake
 
 def test_capacities() -> None:
     assert [capacity(words) for words in (0, 32, 33, 500, 2048)] == [32, 32, 128, 512, 2048]
-    with pytest.raises(ValueError, match=r"2049 words .* there can be 2048"):
-        capacity(2049)
+    with pytest.raises(ValueError, match=r"4081 words .* there can be 4080"):
+        capacity(4081)
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -138,8 +147,8 @@ class _Map:
 
 _KERNELS = 3
 _IMAGE = "fake\n" + "".join(f"k{i} 32 0 1024 8\n" for i in range(_KERNELS))
-_IMAGE += "head_32 43 0 1024 8 8 8 4 256\n"
-CALL_WORDS, WORD_COUNT = 14, 24
+_IMAGE += "head_512 43 0 1024 8 8 8 4 4096\n"
+CALL_WORDS, WORD_COUNT, HEAD_WORDS = 14, 24, 512
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +158,33 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
     fake.check()
 
 
+def _image_map(random_: random.Random, offset: int) -> Im2colMap:
+    """A map in im2col mode, which calls encode."""
+    spatial = random_.randint(1, 3)
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(random_.randint(low, high) for _ in range(spatial))
+
+    return Im2colMap(
+        random_.randrange(4),
+        "bf16",
+        tuple(random_.randrange(6) for _ in range(spatial + 2)),
+        tuple(random_.randrange(6) for _ in range(spatial + 1)),
+        channels=64,
+        pixels=random_.randint(1, 1024),
+        lower=each(-3, 0),
+        upper=each(-4, 3),
+        steps=each(1, 8),
+        offset=offset,
+    )
+
+
 def _kernel(random_: random.Random, name: str, module: Module) -> Kernel:
     parameters: list[Parameter] = []
     offset = 0
+    for _ in range(random_.randrange(3)):
+        parameters.append(_image_map(random_, offset))
+        offset += 128
     for _ in range(random_.randint(1, 3)):
         rank = random_.randint(1, 5)
         dims = tuple(random_.randrange(6) for _ in range(rank))
@@ -191,7 +224,7 @@ class _Program:
     def __init__(self, fake: Fake, random_: random.Random) -> None:
         self._fake = fake
         module = Module(_IMAGE.encode(), fake.driver.device(0))
-        launches = [
+        self.launches = launches = [
             GraphLaunch(
                 _kernel(random_, f"k{i}", module),
                 tuple(random_.randrange(WORD_COUNT) for _ in range(4)),
@@ -205,7 +238,7 @@ class _Program:
             lambda symbols, _, __, words: ctypes.memmove(words, symbols, 8 * WORD_COUNT) and None
         )
         self._graph = GraphProgram(
-            Head(module, "head_32", THREADS, 32),
+            Head(module, f"head_{HEAD_WORDS}", THREADS, HEAD_WORDS),
             call_words=CALL_WORDS,
             word_count=WORD_COUNT,
             region_of=ctypes.cast(self._region, c_void_p).value or 0,
@@ -221,10 +254,35 @@ class _Program:
     def block_bytes(self) -> int:
         return self._graph.use().block_bytes
 
+    def encoded_maps(self, words: Sequence[int]) -> dict[int, bytes]:
+        """The maps in im2col mode of a call, by their offsets in the block, as launches by value
+        would encode them."""
+        found, start = {}, 0
+        for launch in self.launches:
+            interface = launch.kernel.interface
+            buffer = ctypes.create_string_buffer(interface.block_bytes + 128)
+            entry = -(-ctypes.addressof(buffer) // 128) * 128
+            numbers = launch.operands[: launch.kernel.operand_count]
+            operands, values = ([words[n] for n in ns] for ns in (numbers, launch.values))
+            launch.kernel.fill_block(operands, values, entry, None)
+            for parameter in interface.parameters:
+                if isinstance(parameter, Im2colMap):
+                    data = ctypes.string_at(entry + parameter.offset, 128)
+                    found[start + parameter.offset] = data
+            start += interface.block_bytes
+        return found
+
+    def _last(self) -> Any:
+        return self._fake.controls.fakeLaunchAt(self._fake.launches - 1 - _KERNELS)[0]
+
+    def last_words(self, count: int) -> list[int]:
+        """The first words that the head kernel was given, as far as the fake driver keeps them."""
+        return list(struct.unpack(f"<{count}q", self._last().parameter(4, 8 * count)))
+
     def last_head(self) -> list[int]:
         """Addresses of table, block and zeros, and number of records, of the last call."""
-        head = self._fake.controls.fakeLaunchAt(self._fake.launches - 1 - _KERNELS)[0]
-        assert head.entry == b"head_32"
+        head = self._last()
+        assert head.entry == f"head_{HEAD_WORDS}".encode()
         assert head.grid[0] == max(
             1, -(-int.from_bytes(head.parameter(3, 4), "little") // (THREADS // 32))
         )
@@ -236,7 +294,7 @@ def _simulated(
     table: bytes, count: int, before: bytes, nothing: int, words: Sequence[int]
 ) -> tuple[bytes, dict[int, TiledMap]]:
     """What the kernel makes of a block: its bytes, and its tensor maps by their offsets."""
-    context, module = _emitted(32)
+    context, module = _emitted(HEAD_WORDS)
     memory = GlobalMemory(1 << 20)
     machine = Machine(memory, seed=count)
     places = {}
@@ -306,7 +364,12 @@ def test_the_kernel_does_what_the_records_say(fake: Fake, seed: int) -> None:
         assert program.last_head() == [table, block, nothing, count]
         after = ctypes.string_at(block, program.block_bytes)
         records = ctypes.string_at(table, count * RECORD_BYTES)
-        padded = [*words[:CALL_WORDS], *[0] * (32 - CALL_WORDS)]
+        encoded = program.encoded_maps(words)
+        given = program.last_words(CALL_WORDS + MAP_WORDS * len(encoded))
+        assert given[:CALL_WORDS] == words[:CALL_WORDS]
+        for offset, data in encoded.items():
+            assert after[offset : offset + 128] == data
+        padded = [*given, *[0] * (HEAD_WORDS - len(given))]
         made, maps = _simulated(records, count, before, nothing, padded)
         expected = bytearray(after)
         for offset, tiled in maps.items():

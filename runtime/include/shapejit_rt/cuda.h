@@ -92,6 +92,7 @@ enum ShapejitRtCudaParameterKind {
   ShapejitRtCudaPointer = 1,
   ShapejitRtCudaSize = 2,
   ShapejitRtCudaWorkspace = 3,
+  ShapejitRtCudaIm2colMap = 4,
 };
 
 enum ShapejitRtCudaElement {
@@ -111,7 +112,7 @@ enum ShapejitRtCudaElement {
 /// A parameter of a kernel. Which fields count depends on its kind.
 struct ShapejitRtCudaParameter {
   int32_t kind;
-  int32_t operand; ///< tensor map, pointer: its number among a call's operands
+  int32_t operand; ///< maps, pointer: its number among a call's operands
   int64_t offset;  ///< in block form: where it lies in the entry, in bytes
   // Size.
   int32_t value; ///< its number among a call's values
@@ -127,6 +128,12 @@ struct ShapejitRtCudaParameter {
   // Workspace: first what must be zero, then so many bytes for every CTA of the grid.
   int64_t zeroed;
   int64_t bytesPerCta;
+  // Im2col map: as a tensor map, whose box is channels and pixels, of an image whose dims are
+  // channels, one to three spatial dims, images. Of every spatial dim the first place of a window,
+  // how far the last one is from the last pixel, and the distance of places.
+  int32_t lower[3];
+  int32_t upper[3];
+  int32_t steps[3];
 };
 
 /// One factor of the number of units of a grid: ceil(value / tile).

@@ -39,6 +39,10 @@ namespace shapejit::rt::cuda {
     (abi::TensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,                  \
      const uint32_t *, const uint32_t *, int, abi::TensorMapSwizzle, abi::TensorMapPromotion,      \
      int))                                                                                         \
+  F(cuTensorMapEncodeIm2col, 12000,                                                                \
+    (abi::TensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const int *,     \
+     const int *, uint32_t, uint32_t, const uint32_t *, int, abi::TensorMapSwizzle,                \
+     abi::TensorMapPromotion, int))                                                                \
   F(cuMemAlloc, 3020, (abi::Address *, size_t))                                                    \
   F(cuMemFree, 3020, (abi::Address))                                                               \
   F(cuMemsetD8Async, 3020, (abi::Address, unsigned char, size_t, abi::Stream))                     \

@@ -24,7 +24,7 @@ constexpr int32_t kFreeSharedBytes = 48 << 10;
 constexpr int32_t kTensorMapAlignment = 64;
 
 int32_t alignmentOf(const Parameter &parameter) {
-  return parameter.kind == ShapejitRtCudaTensorMap ? kTensorMapAlignment : parameter.bytes;
+  return parameter.isMap() ? kTensorMapAlignment : parameter.bytes;
 }
 
 bool isOutside(int64_t value, int64_t least, int64_t most) { return value < least || value > most; }
@@ -144,11 +144,13 @@ Status ShapejitRtCudaKernel::addParameter(const ShapejitRtCudaParameter &given,
   parameter.operand = given.operand;
   parameter.value = given.value;
   parameter.bytes = 8;
-  bool hasOperand = given.kind == ShapejitRtCudaTensorMap || given.kind == ShapejitRtCudaPointer;
+  bool hasOperand = given.kind == ShapejitRtCudaTensorMap ||
+                    given.kind == ShapejitRtCudaIm2colMap || given.kind == ShapejitRtCudaPointer;
   if (hasOperand && given.operand < 0)
     return fail(ShapejitRtCudaBadInterface, "%s: there is no operand %d", what, given.operand);
   switch (given.kind) {
   case ShapejitRtCudaTensorMap:
+  case ShapejitRtCudaIm2colMap:
     parameter.bytes = sizeof(abi::TensorMap);
     SHAPEJIT_TRY(parameter.map.make(given, what));
     for (uint32_t i = 0; i < parameter.map.rank; ++i) {
@@ -387,7 +389,8 @@ Status ShapejitRtCudaKernel::write(void *const *operands, const int64_t *given, 
     const Parameter &parameter = parameters[i];
     unsigned char *at = to + parameter.offset;
     switch (parameter.kind) {
-    case ShapejitRtCudaTensorMap: {
+    case ShapejitRtCudaTensorMap:
+    case ShapejitRtCudaIm2colMap: {
       auto &map = *reinterpret_cast<abi::TensorMap *>(at);
       void *address = operands[parameter.operand];
       if (Status status = parameter.map.encode(*module->device, address, given, values, map)) {

@@ -14,11 +14,14 @@ namespace shapejit::rt::cuda {
 /// A parameter of a kernel, validated.
 struct Parameter {
   ShapejitRtCudaParameterKind kind;
-  int32_t operand = 0; ///< tensor map, pointer
+  int32_t operand = 0; ///< maps, pointer
   int32_t value = 0;   ///< size
   int32_t bytes = 0;   ///< that it takes
   int32_t offset = 0;  ///< into the entry in block form, else into a launch's parameters
   TensorMapPlan map;
+
+  bool isMap() const { return kind == ShapejitRtCudaTensorMap || kind == ShapejitRtCudaIm2colMap; }
+  bool hasOperand() const { return isMap() || kind == ShapejitRtCudaPointer; }
 };
 
 } // namespace shapejit::rt::cuda

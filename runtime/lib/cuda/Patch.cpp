@@ -90,9 +90,7 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
     return bad("a launch has 0 to 64 operands", given.operandCount);
   for (int32_t i = 0; i < kernel.parameterCount; ++i) {
     const Parameter &parameter = kernel.parameters[i];
-    bool hasOperand =
-        parameter.kind == ShapejitRtCudaTensorMap || parameter.kind == ShapejitRtCudaPointer;
-    if (hasOperand && parameter.operand >= given.operandCount)
+    if (parameter.hasOperand() && parameter.operand >= given.operandCount)
       return bad("a launch binds every operand of its kernel to a word", given.operandCount);
   }
   auto addNumbers = [&](const int32_t *words, int32_t count) {
@@ -127,6 +125,7 @@ public:
       int64_t offset = launch.entry + parameter.offset;
       switch (parameter.kind) {
       case ShapejitRtCudaTensorMap:
+      case ShapejitRtCudaIm2colMap:
         SHAPEJIT_TRY(addMap(launch, parameter, offset));
         break;
       case ShapejitRtCudaPointer:
@@ -226,8 +225,20 @@ private:
         addToError(" (operand %d)", parameter.operand);
       return launch.kernel->explain(status, given.values, 0);
     }
+    if (plan.im2col)
+      return addEncodedMap(launch, parameter, offset);
     SHAPEJIT_TRY(requireMap(plan, slots));
     return addMapRecord(plan, slots, offset, map);
+  }
+
+  /// A map that calls encode, and the head kernel copies from the words behind those of the call.
+  Status addEncodedMap(const RegionLaunch &launch, const Parameter &parameter, int64_t offset) {
+    PatchRecord record = {};
+    record.offset = static_cast<uint32_t>(offset);
+    record.kind = PatchRecord::kEncodedMap;
+    record.slots[0] = callWords + PatchTable::kMapWords * table.encoded.size();
+    SHAPEJIT_TRY(table.encoded.append({&launch, &parameter}));
+    return table.list.append(record);
   }
 
   /// What the driver's rules say of single words. A map of an empty tensor may have any address,
@@ -294,7 +305,7 @@ Status PatchTable::make(Device &device, const RegionLaunches &region, const int6
   SHAPEJIT_TRY(builder.finish());
   // Tensor maps first: they take longer.
   std::partition(list.begin(), list.end(),
-                 [](const PatchRecord &record) { return record.kind == PatchRecord::kTensorMap; });
+                 [](const PatchRecord &record) { return record.kind >= PatchRecord::kTensorMap; });
   int64_t bytes = std::max<int64_t>(list.size(), 1) * static_cast<int64_t>(sizeof(PatchRecord));
   DeviceMemory *memory;
   SHAPEJIT_TRY(DeviceMemory::make(device, bytes, memory));
@@ -312,6 +323,23 @@ Status PatchTable::check(const RegionLaunches &region, const int64_t *words) con
              (static_cast<uint64_t>(value) & rule.clear) == 0;
   }
   return usual ? ShapejitRtCudaOk : checkFully(region, words);
+}
+
+Status PatchTable::encode(Device &device, const int64_t *words, int64_t *to) const {
+  for (const EncodedMap &each : encoded) {
+    Arguments given(*each.launch, words);
+    const ShapejitRtCudaKernel &kernel = *each.launch->kernel;
+    abi::TensorMap map;
+    Status status = each.parameter->map.encode(device, given.operands[each.parameter->operand],
+                                               given.values, kernel.values, map);
+    if (status) {
+      addToError(" (operand %d)", each.parameter->operand);
+      return kernel.explain(status, given.values, 0);
+    }
+    memcpy(to, &map, sizeof(map));
+    to += kMapWords;
+  }
+  return ShapejitRtCudaOk;
 }
 
 /// Has every kernel write its parameters, as launches without a graph do.

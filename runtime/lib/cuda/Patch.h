@@ -23,7 +23,7 @@ namespace shapejit::rt::cuda {
 /// saved with programs: another layout, or another way to share records among threads, takes
 /// another `RECORDS` in `python/shapejit/gpu/graph.py`.
 struct alignas(16) PatchRecord {
-  enum Kind : uint8_t { kWord4 = 0, kWord8 = 1, kTensorMap = 2 };
+  enum Kind : uint8_t { kWord4 = 0, kWord8 = 1, kTensorMap = 2, kEncodedMap = 3 };
 
   static constexpr int32_t kAddress = 0, kDims = 1, kStrides = 6, kSlots = 10;
 
@@ -35,7 +35,7 @@ struct alignas(16) PatchRecord {
   uint32_t known;       ///< bit i: slot i holds a value, not the number of a word
   uint32_t reserved;
   /// A word: what is written. A tensor map: its address, the sizes of 5 dims, and the strides, in
-  /// elements, of all but the first.
+  /// elements, of all but the first. An encoded map: the number of the first of its words.
   int64_t slots[kSlots];
 };
 static_assert(sizeof(PatchRecord) == 96, "the head kernel reads records of 96 bytes");
@@ -77,6 +77,14 @@ public:
   /// Fails if a word of a call breaks a rule of its kernel, naming kernel, value and rule.
   Status check(const RegionLaunches &region, const int64_t *words) const;
 
+  /// Words of a map that is encoded for every call: maps in im2col mode cannot be changed in place.
+  static constexpr int32_t kMapWords = sizeof(abi::TensorMap) / sizeof(int64_t);
+  int32_t encodedWords() const { return kMapWords * encoded.size(); }
+
+  /// Encodes these maps for a call; `to` receives `encodedWords` words, which the head kernel is
+  /// given behind those of the call. The device's context is current.
+  Status encode(Device &device, const int64_t *words, int64_t *to) const;
+
   /// What kernels take as scratch memory; both parts 0: nothing.
   WorkspaceNeed workspaceNeed() const { return need; }
 
@@ -99,6 +107,10 @@ private:
     int64_t least, most;
     uint64_t clear; ///< bits that are 0
   };
+  struct EncodedMap {
+    const RegionLaunch *launch;
+    const Parameter *parameter;
+  };
   class Builder;
 
   Status checkFully(const RegionLaunches &region, const int64_t *words) const;
@@ -108,6 +120,7 @@ private:
   int64_t blockBytes = 0;
   Array<PatchRecord> list;
   Array<WorkspacePlace> places;
+  Array<EncodedMap> encoded;
   Array<Rule> rules;
   /// A fixed word lies outside of what its rule allows, so it takes a closer look at every call.
   bool unusual = false;

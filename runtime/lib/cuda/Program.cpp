@@ -156,7 +156,7 @@ Status Program::makeRegion(int64_t key, const ShapejitRtCudaProgramLaunch *launc
     Words words;
     memcpy(words.values + callWords, fixed, sizeof(int64_t) * (wordCount - callWords));
     if (!status)
-      status = region->bind(*device, words.values, callWords);
+      status = bindRegion(*region, words.values);
   }
   if (status)
     endRecord(region);
@@ -198,8 +198,20 @@ Status Program::bindTo(const int64_t *words) {
 
 Status Program::rebind(const int64_t *words) {
   for (Region *region = regions.load(std::memory_order_acquire); region; region = region->next)
-    SHAPEJIT_TRY(region->bind(*device, words, callWords));
+    SHAPEJIT_TRY(bindRegion(*region, words));
   return ShapejitRtCudaOk;
+}
+
+Status Program::bindRegion(Region &region, const int64_t *words) {
+  SHAPEJIT_TRY(region.bind(*device, words, callWords));
+  int32_t needed = callWords + region.table->encodedWords();
+  if (needed <= head.words)
+    return ShapejitRtCudaOk;
+  region.unbind();
+  return fail(ShapejitRtCudaBadInterface,
+              "a program: the head kernel takes %d words; with the im2col maps of a region a call "
+              "has %d",
+              head.words, needed);
 }
 
 // Instances.
@@ -391,6 +403,14 @@ int32_t Program::run(const int64_t *symbols, void *const *buffers, void *arena,
 
 int32_t Program::runBound(Region &region, const int64_t *words, abi::Stream stream) {
   SHAPEJIT_TRY(region.table->check(region.launches, words));
+  Words extended;
+  if (int32_t more = region.table->encodedWords()) {
+    memcpy(extended.values, words, sizeof(int64_t) * static_cast<size_t>(callWords));
+    SHAPEJIT_TRY(region.table->encode(*device, words, extended.values + callWords));
+    for (int32_t i = callWords + more; i < head.words; ++i)
+      extended.values[i] = 0;
+    words = extended.values;
+  }
   Capture capture;
   SHAPEJIT_TRY(Capture::of(stream, capture));
   return capture.id ? runCaptured(region, words, stream, capture) : runIn(region, words, stream);

@@ -42,6 +42,7 @@ private:
   bool isBound(const int64_t *words) const;
   Status bindTo(const int64_t *words);
   Status rebind(const int64_t *words);
+  Status bindRegion(Region &region, const int64_t *words);
 
   // Instances.
   void destroyInstances();

@@ -4,14 +4,17 @@
 #include "TensorMap.h"
 
 #include <cinttypes>
+#include <initializer_list>
 
 using namespace shapejit::rt::cuda;
 
 namespace {
 
 // The driver's rules, from the documentation of cuTensorMapEncodeTiled.
-constexpr int32_t kMostBox = 256; // elements of a box along a dim
-constexpr uint64_t kGranule = 16; // bytes that addresses and pitches are multiples of
+constexpr int32_t kMostBox = 256;     // elements of a box along a dim
+constexpr int32_t kMostPixels = 1024; // of a load in im2col mode
+constexpr int32_t kMostStep = 8;      // between places of a window
+constexpr uint64_t kGranule = 16;     // bytes that addresses and pitches are multiples of
 constexpr const char *kWayOut = "use a kernel that takes no tensor maps, or copy the tensor";
 
 int32_t bytesOf(int32_t element) {
@@ -48,15 +51,20 @@ Status TensorMapPlan::make(const ShapejitRtCudaParameter &parameter, const char 
   auto bad = [what](const char *rule, int32_t value) {
     return fail(ShapejitRtCudaBadInterface, "%s: %s, not %d", what, rule, value);
   };
+  im2col = parameter.kind == ShapejitRtCudaIm2colMap;
   element = parameter.element;
   elementBytes = bytesOf(element);
   if (elementBytes == 0)
     return bad("the element type must be one that tensor maps have", element);
   if (parameter.rank < 1 || parameter.rank > 5)
     return bad("a tensor map has 1 to 5 dims", parameter.rank);
+  if (im2col && parameter.rank < 3)
+    return bad("an im2col map has 3 to 5 dims", parameter.rank);
   rank = static_cast<uint32_t>(parameter.rank);
+  if (im2col)
+    SHAPEJIT_TRY(makeIm2col(parameter, what));
   for (uint32_t i = 0; i < rank; ++i) {
-    if (parameter.box[i] < 1 || parameter.box[i] > kMostBox)
+    if (!im2col && (parameter.box[i] < 1 || parameter.box[i] > kMostBox))
       return bad("a box has 1 to 256 elements in every dim", parameter.box[i]);
     box[i] = static_cast<uint32_t>(parameter.box[i]);
     dims[i] = parameter.dims[i];
@@ -84,6 +92,38 @@ Status TensorMapPlan::make(const ShapejitRtCudaParameter &parameter, const char 
   return ShapejitRtCudaOk;
 }
 
+Status TensorMapPlan::makeIm2col(const ShapejitRtCudaParameter &parameter, const char *what) {
+  auto bad = [what](const char *rule, int32_t value) {
+    return fail(ShapejitRtCudaBadInterface, "%s: %s, not %d", what, rule, value);
+  };
+  if (parameter.box[0] < 1 || parameter.box[0] > kMostBox)
+    return bad("a load in im2col mode has 1 to 256 channels", parameter.box[0]);
+  if (parameter.box[1] < 1 || parameter.box[1] > kMostPixels)
+    return bad("a load in im2col mode has 1 to 1024 pixels", parameter.box[1]);
+  // By the number of spatial dims: bits of a corner.
+  constexpr int kBits[] = {16, 8, 5};
+  int32_t most = 1 << (kBits[rank - 3] - 1);
+  for (uint32_t i = 0; i + 2 < rank; ++i) {
+    for (int32_t corner : {parameter.lower[i], parameter.upper[i]})
+      if (corner < -most || corner >= most)
+        return bad("a corner of a window's places is out of range", corner);
+    if (parameter.steps[i] < 1 || parameter.steps[i] > kMostStep)
+      return bad("places of a window are 1 to 8 pixels apart", parameter.steps[i]);
+    lower[i] = parameter.lower[i];
+    upper[i] = parameter.upper[i];
+    steps[i + 1] = static_cast<uint32_t>(parameter.steps[i]);
+  }
+  return ShapejitRtCudaOk;
+}
+
+/// Whether a window has no place in an image: TMA cannot describe that either.
+bool TensorMapPlan::hasNoPlaces(const uint64_t *sizes) const {
+  bool none = false;
+  for (uint32_t i = 0; im2col && i + 2 < rank; ++i)
+    none |= static_cast<int64_t>(sizes[i + 1]) - 1 + upper[i] < lower[i];
+  return none;
+}
+
 Status TensorMapPlan::encode(const Device &device, void *address, const int64_t *values,
                              const char *const *names, abi::TensorMap &map) const {
   uint64_t sizes[5], pitches[4];
@@ -97,7 +137,7 @@ Status TensorMapPlan::encode(const Device &device, void *address, const int64_t 
     sizes[i] = static_cast<uint64_t>(size);
     empty |= size == 0;
   }
-  if (empty)
+  if (empty || hasNoPlaces(sizes))
     return encodeEmpty(device, map);
   if (!address || reinterpret_cast<uint64_t>(address) % kGranule != 0)
     return fail(ShapejitRtCudaBadCall, "its address %p must be a multiple of 16 bytes: %s", address,
@@ -142,12 +182,25 @@ Status TensorMapPlan::encodeOutline(abi::Address address, const uint64_t *pitche
 Status TensorMapPlan::encodeEmpty(const Device &device, abi::TensorMap &map) const {
   const uint64_t sizes[5] = {1, 1, 1, 1, 1};
   const uint64_t pitches[4] = {kLeastPitch, kLeastPitch, kLeastPitch, kLeastPitch};
-  return encodeAt(reinterpret_cast<void *>(device.nothing), sizes, pitches, map);
+  if (!im2col)
+    return encodeAt(reinterpret_cast<void *>(device.nothing), sizes, pitches, map);
+  TensorMapPlan plain = *this;
+  for (uint32_t i = 0; i + 2 < rank; ++i) {
+    plain.lower[i] = plain.upper[i] = 0;
+    plain.steps[i + 1] = 1;
+  }
+  return plain.encodeAt(reinterpret_cast<void *>(device.nothing), sizes, pitches, map);
 }
 
 Status TensorMapPlan::encodeAt(void *address, const uint64_t *sizes, const uint64_t *pitches,
                                abi::TensorMap &map) const {
-  const uint32_t steps[5] = {1, 1, 1, 1, 1};
+  if (im2col) {
+    SHAPEJIT_CUDA_TRY(cuTensorMapEncodeIm2col, &map, element, rank, address, sizes, pitches, lower,
+                      upper, /*channels*/ box[0], /*pixels*/ box[1], steps,
+                      /*interleave: none*/ 0, swizzle, promotion,
+                      /*fill beyond the bounds: zeros*/ 0);
+    return ShapejitRtCudaOk;
+  }
   SHAPEJIT_CUDA_TRY(cuTensorMapEncodeTiled, &map, element, rank, address, sizes, pitches, box,
                     steps, /*interleave: none*/ 0, swizzle, promotion,
                     /*fill beyond the bounds: zeros*/ 0);

@@ -8,7 +8,8 @@
 // with all sizes 1. Whatever tile a kernel then loads consists of zeros, that element and the fill
 // beyond the bounds; so a kernel that takes one step along K in any case still adds nothing, and
 // none ever reads memory that is not there, as the address of an empty tensor may be anything. A
-// store to an empty tensor would break this, but a grid over an empty result has no units.
+// store to an empty tensor would break this, but a grid over an empty result has no units. The same
+// goes for images in which a window has no place.
 
 #ifndef SHAPEJIT_RT_CUDA_TENSOR_MAP_H
 #define SHAPEJIT_RT_CUDA_TENSOR_MAP_H
@@ -19,8 +20,8 @@ namespace shapejit::rt::cuda {
 
 /// The part of a tensor map that does not change from call to call.
 struct TensorMapPlan {
-  /// From the description of a kernel's parameter; `what` names it in texts. Value numbers are
-  /// checked by the caller.
+  /// From the description of a kernel's parameter, a tensor map or an im2col map; `what` names it
+  /// in texts. Value numbers are checked by the caller.
   Status make(const ShapejitRtCudaParameter &parameter, const char *what);
 
   /// Encodes the map for a call. `names` are those of the values.
@@ -50,7 +51,16 @@ struct TensorMapPlan {
   abi::TensorMapSwizzle swizzle = abi::kSwizzleNone;
   abi::TensorMapPromotion promotion = abi::kPromotionNone;
 
+  // Of an image, whose box is channels and pixels: places of the window, see
+  // ShapejitRtCudaParameter. `tensormap.replace` does not know such maps.
+  bool im2col = false;
+  int32_t lower[3] = {};
+  int32_t upper[3] = {};
+  uint32_t steps[5] = {1, 1, 1, 1, 1}; ///< of all dims, as the driver takes them
+
 private:
+  Status makeIm2col(const ShapejitRtCudaParameter &parameter, const char *what);
+  bool hasNoPlaces(const uint64_t *sizes) const;
   bool isInRange(int64_t stride) const;
   Status encodeAt(void *address, const uint64_t *sizes, const uint64_t *pitches,
                   abi::TensorMap &map) const;

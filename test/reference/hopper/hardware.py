@@ -104,6 +104,8 @@ def _shuffle(op: Any) -> Compute:
             source = step & 31
         elif "bfly" in kind:
             source = source ^ step
+        elif "up" in kind:
+            source = np.where(source >= step, source - step, source)
         else:
             raise NotImplementedError(f"shuffle {kind}")
         if not warp.mask.all():
@@ -114,6 +116,15 @@ def _shuffle(op: Any) -> Compute:
 
 
 # Barriers -----------------------------------------------------------------------------------------
+
+
+@_op("nvvm.bar.warp.sync")
+def _warp_barrier(op: Any) -> Compute:
+    def wait(warp: Warp, _: Any) -> None:
+        if not warp.mask.all():
+            raise SimulationError("a barrier of a warp with lanes that do not take part")
+
+    return wait
 
 
 @_blocking("gpu.barrier")

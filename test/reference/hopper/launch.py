@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference.hopper.im2col_maps import Im2colTensor, places
 from reference.hopper.interpreter import Function
 from reference.hopper.machine import Cta, Machine, Warp
 from reference.hopper.memory import Bytes, GlobalMemory, SimulationError, TiledMap
 from shapejit import ir as sir
 from shapejit.gpu.interface import (
+    Im2colMap,
     KernelInterface,
     Parameter,
     Pointer,
@@ -96,7 +98,7 @@ class Launch:
             return [np.uint64(self._fill_block(addresses))]
         arguments: list[Any] = []
         for number, parameter in enumerate(self._interface.parameters):
-            if isinstance(parameter, TensorMap):
+            if isinstance(parameter, TensorMap | Im2colMap):
                 place = 128 * (number + 1)
                 self._encode(place, parameter, addresses)
                 arguments.append(np.uint64(place))
@@ -110,7 +112,7 @@ class Launch:
         self._machine.acquire_needed = True
         for parameter in self._interface.parameters:
             place = block + parameter.offset
-            if isinstance(parameter, TensorMap):
+            if isinstance(parameter, TensorMap | Im2colMap):
                 self._encode(place, parameter, addresses)
             else:
                 word, size = self._word(parameter, addresses)
@@ -132,18 +134,31 @@ class Launch:
                 return address, 8
         raise AssertionError(parameter)
 
-    def _encode(self, place: int, record: TensorMap, addresses: Sequence[int]) -> None:
+    def _encode(self, place: int, record: TensorMap | Im2colMap, addresses: Sequence[int]) -> None:
         """Makes a tensor map known at an address. One without elements cannot be used at all."""
         width = _ELEMENT_BYTES[record.element]
         dims = tuple(self._values[value] for value in record.dims)
         if not all(dims):
             return
-        self._machine.tensor_maps[place] = TiledMap(
-            addresses[record.operand],
+        strides = (width, *(self._values[value] * width for value in record.strides))
+        address = addresses[record.operand]
+        if isinstance(record, TensorMap):
+            self._machine.tensor_maps[place] = TiledMap(
+                address, width, dims, strides, record.box, record.swizzle
+            )
+            return
+        if min(places(dims[1:-1], record.lower, record.upper, record.steps)) < 1:
+            return
+        self._machine.tensor_maps[place] = Im2colTensor(
+            address,
             width,
             dims,
-            (width, *(self._values[value] * width for value in record.strides)),
-            record.box,
+            strides,
+            record.channels,
+            record.pixels,
+            record.lower,
+            record.upper,
+            record.steps,
             record.swizzle,
         )
 

@@ -109,9 +109,10 @@ class _State:
     def address(self, text: str) -> Any:
         base, _, offset = text[1:-1].partition("+")
         value = self.get(base.strip())
-        if offset:
-            value = value + value.dtype.type(int(offset, 0))
-        return np.asarray(value).astype(np.uint64)
+        address = np.asarray(value).astype(np.uint64)
+        if offset:  # it may be negative
+            address = address + np.uint64(int(offset, 0) & 0xFFFF_FFFF_FFFF_FFFF)
+        return address
 
 
 def run(
@@ -317,6 +318,17 @@ def _maximum(state: _State, parts: Sequence[str], *operands: str) -> None:
     _floats(np.maximum if "NaN" in parts else np.fmax)(state, parts, *operands)
 
 
+def _atomic(state: _State, parts: Sequence[str], target: str, address: str, source: str) -> None:
+    space = "shared" if "shared" in parts else "global"
+    if "add" not in parts or state.warp.active != 1:
+        raise NotImplementedError(f"atom.{'.'.join(parts)}, or by several lanes")
+    place = state.address(address)
+    before = state.warp.load(space, place, 4).view(np.uint32)[:, 0]
+    after = np.asarray(before + state.get(source, np.uint32), np.uint32)
+    state.warp.store(space, place, np.ascontiguousarray(after[:, None]).view(np.uint8))
+    state.values[target] = before
+
+
 def _complete_bytes(state: _State, parts: Sequence[str], address: str, count: str) -> None:
     if parts[0] != "complete_tx":
         raise NotImplementedError(f"mbarrier.{'.'.join(parts)}")
@@ -330,7 +342,7 @@ def _copy(state: _State, parts: Sequence[str], *operands: str) -> None:
         warp.commit_copies()
     elif parts == ("async", "wait_group"):
         warp.wait_copies(int(operands[0]))
-    elif parts[:2] == ("async", "cg"):
+    elif parts[:2] in (("async", "cg"), ("async", "ca")):
         target, source, width, *size = operands
         count = state.get(size[0], np.uint32) if size else np.uint32(int(width))
         warp.copy_line(state.address(target), state.address(source), int(width), count)
@@ -377,6 +389,7 @@ def _multiply(state: _State, parts: Sequence[str], *operands: Any) -> None:
 _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "ld": _load,
     "st": _store,
+    "atom": _atomic,
     "mov": _move,
     "cvt": _convert,
     "setp": _compare,

@@ -139,11 +139,25 @@ _LANEWISE: dict[str, Callable[..., Any]] = {
     "math.fma": lambda a, b, c: (
         np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
     ).astype(np.asarray(a).dtype),
+    "llvm.intr.fma": lambda a, b, c: (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32),
+    "llvm.intr.ctpop": lambda a: np.bitwise_count(a).astype(np.asarray(a).dtype),
     "math.copysign": np.copysign,
     "math.powf": np.power,
 }
 for _name, _function in _LANEWISE.items():
     OPS[_name] = _lanewise(_function)
+
+
+@_op("llvm.intr.ctlz")
+def _leading_zeros(op: Any) -> Compute:
+    width = op.results[0].type.width
+
+    def count(warp: Warp, number: Any) -> Any:
+        lanes = np.broadcast_to(number, 32)
+        zeros = [width - int(lane).bit_length() for lane in lanes]
+        return np.array(zeros, lanes.dtype)
+
+    return count
 
 
 def _constant_of(attribute: Any, type_: Any) -> Any:

@@ -19,23 +19,40 @@ Matrix = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of wgmma in shared memory: a descriptor, and whether k is the fast dimension."""
+    """An operand of wgmma in shared memory: a descriptor, and whether k is the fast dimension.
+
+    Of tf32 only the upper 19 bits of a word count.
+    """
 
     descriptor: int
     k_major: bool
     element: str
 
     def read(self, shared: SharedMemory, first: int, count: int) -> Matrix:
-        """Rows [first, first + count) of the operand, over the 16 elements of k."""
+        """Rows [first, first + count) of the operand, over the 16 elements of k, of tf32 8."""
         start = (self.descriptor & 0x3FFF) << 4
         leading = ((self.descriptor >> 16) & 0x3FFF) << 4
         stride = ((self.descriptor >> 32) & 0x3FFF) << 4
         if (self.descriptor >> 49) & 0x7:
             raise SimulationError("a matrix descriptor with a base offset")
         swizzle = _SWIZZLES[self.descriptor >> 62]
+        if self.element == "tf32":
+            return self._read_tf32(shared, start, swizzle, stride, first, count)
         offsets = _offsets(self.k_major, swizzle, leading, stride, first, count)
         data = shared.async_load(swizzled(np.uint64(start) + offsets, swizzle), 2)
         return decode(data.reshape(*offsets.shape, 2), self.element)
+
+    def _read_tf32(
+        self, shared: SharedMemory, start: int, swizzle: int, stride: int, first: int, count: int
+    ) -> Matrix:
+        if not self.k_major or not swizzle:
+            raise SimulationError("wgmma of tf32 that is not K-major, or not swizzled")
+        row = np.arange(first, first + count, dtype=np.uint64)[:, None]
+        k = np.arange(8, dtype=np.uint64)[None, :]
+        offsets = row // 8 * stride + row % 8 * swizzle + k * 4
+        data = shared.async_load(swizzled(np.uint64(start) + offsets, swizzle), 4)
+        words = np.ascontiguousarray(data.reshape(*offsets.shape, 4)).view(np.uint32)[..., 0]
+        return (words & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @functools.lru_cache(maxsize=256)

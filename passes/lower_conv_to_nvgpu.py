@@ -1,0 +1,110 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+"""shapejit-lower-conv-to-nvgpu: convolutions as warp-specialised Hopper kernels.
+
+Why: a convolution is a product of matrices whose left side, the pixels that the taps see, would
+take as many times the image's memory as there are taps. TMA reads that matrix from the image
+itself (im2col mode): it finds the pixels of a tap for a run of places of the window, over rows and
+images, and gives zeros for those beyond the edge. So the kernels of matrix products serve, with
+other loads: rings, clusters, splits of K and epilogues are the same. A kernel takes any number of
+images of any size; stride, padding and dilation are in its tensor map. See docs/convolution.md.
+
+Before::
+
+    module attributes {shapejit.target = "cuda:sm_90a"} {
+      shapejit.kernel @conv0 symbols 3 (%x: .., %w: ..) {
+        %y = shapejit.conv over [s0, 1, s1, s2, 64, 64, 3, 3] image [s1, s2]
+            padding [(1, 1), (1, 1)] input(%x at (n, g, p, q, c) -> (n, p, q, c))
+            weight(%w at (g, f, c, r, s) -> (f, r, s, c)) ..
+        shapejit.yield %y : ..
+      }
+    }
+
+After, with ``schedule=persistent_128x64x64_s6_w2``::
+
+    module attributes {shapejit.target = "cuda:sm_90a"} {
+      shapejit.kernel @conv0 ..
+      gpu.module @conv0__persistent_128x64x64_s6_w2 [#nvvm.target<..>]
+          attributes {shapejit.interface = "{\\"entry\\":\\"conv0__persistent_..\\",..}"} {
+        llvm.func @conv0__persistent_128x64x64_s6_w2(%map: !llvm.ptr {nvvm.grid_constant, ..}, ..) {
+          (ring, producer, consumers: nvgpu, nvvm, scf, arith)
+        }
+      }
+    }
+
+The kernel stays: launches name it. Kernels with no convolution, or neither a dispatch nor the
+option, are left alone. `shapejit.interface` is the JSON text of a
+`shapejit.gpu.interface.KernelInterface`, which says how the function is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from shapejit import ir as sir
+from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.passes.host.dispatches import dispatches
+from shapejit.passes.nvgpu.conv.lowering import lower, serves
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.target import Architecture, architecture_of
+
+_FORMS = ("by-value", "block")
+
+
+@register_pass(
+    "shapejit-lower-conv-to-nvgpu",
+    dialects=("arith", "gpu", "llvm", "math", "memref", "nvgpu", "nvvm", "scf", "vector"),
+)
+@dataclass(frozen=True)
+class LowerConvToNvgpu(Pass):
+    """Turn every variant of a convolution's kernel into a module with its GPU code."""
+
+    schedule: str = option("", help="the one variant of every kernel; see docs/convolution.md")
+    parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
+    programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
+    constant_weights: bool = option(
+        False, help="let programmatic kernels load filters before the one ahead of them ends"
+    )
+
+    def run(self, module: Any) -> None:
+        if self.parameters not in _FORMS:
+            raise PassFailure(
+                module, f"parameters must be one of {', '.join(_FORMS)}, got {self.parameters!r}"
+            )
+        kernels = {name: op for name, op in sir.kernels(module).items() if serves(op)}
+        if not kernels:
+            return
+        variants = self._variants(module, kernels)
+        try:
+            architecture = architecture_of(module)
+        except LoweringError as error:
+            raise PassFailure(module, f"this module {error}") from error
+        for name, kernel in kernels.items():
+            for variant in reversed(variants.get(name, ())):  # each goes right after the kernel
+                self._lower(kernel, variant, architecture)
+
+    def _variants(self, module: Any, kernels: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The distinct variants of these kernels."""
+        if self.schedule:
+            return dict.fromkeys(kernels, (self.schedule,))
+        return {
+            name: dispatch.variants
+            for name, dispatch in dispatches(module).items()
+            if name in kernels
+        }
+
+    def _lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
+        try:
+            lower(
+                kernel,
+                variant,
+                architecture,
+                block=self.parameters == "block",
+                programmatic=self.programmatic,
+                constant_weights=self.constant_weights,
+            )
+        except LoweringError as error:
+            raise PassFailure(kernel, f"as {variant}, this kernel {error}") from error

@@ -1,0 +1,8 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Convolution kernels for NVIDIA GPUs.
+
+lowering    a kernel and a schedule to a gpu module
+problem     what a kernel computes
+product     the same as a product of matrices that TMA reads, for the emitters of products
+"""

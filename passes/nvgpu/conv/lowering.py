@@ -1,0 +1,96 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a `shapejit.kernel` with a convolution and a schedule to a `gpu.module`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mlir import ir
+
+from shapejit.gpu.interface import KernelInterface
+from shapejit.passes.nvgpu.conv import gathered
+from shapejit.passes.nvgpu.conv.problem import conv_problem, is_conv
+from shapejit.passes.nvgpu.conv.product import ConvProduct
+from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.lowering import INTERFACE
+from shapejit.passes.nvgpu.request import GemmRequest
+from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.target import Architecture
+
+__all__ = ["check", "lower", "serves", "weight_operands"]
+
+# The modules that have each family's `emit(request)`.
+_EMITTERS = {
+    "persistent": "persistent",
+    "swapped": "persistent",
+    "small_m": "small_m",
+    "unaligned": "conv.gathered",
+}
+
+
+def serves(kernel: Any) -> bool:
+    """Whether a ``shapejit.kernel`` is one with a convolution."""
+    return is_conv(kernel)
+
+
+def check(kernel: Any) -> None:
+    """Checks that a kernel can be lowered, whatever the variant.
+
+    Raises:
+        LoweringError: it cannot.
+    """
+    gathered.check(conv_problem(kernel))
+
+
+def weight_operands(kernel: Any) -> list[int]:
+    """The numbers of the arguments that are filters."""
+    return [conv_problem(kernel).weight.operand]
+
+
+def lower(
+    kernel: Any,
+    variant: str,
+    architecture: Architecture,
+    *,
+    block: bool = False,
+    programmatic: bool = False,
+    constant_weights: bool = False,
+) -> KernelInterface:
+    """Emits one variant of a kernel as a gpu module after the kernel.
+
+    Args:
+        kernel: ``shapejit.kernel`` with one convolution.
+        variant: text of a `GemmSchedule`.
+        architecture: what it runs on.
+        block: whether its parameters lie in a parameter block.
+        programmatic: whether it may start before the kernel ahead of it ends.
+        constant_weights: whether a programmatic kernel may load filters before that.
+
+    Raises:
+        LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
+    """
+    try:
+        schedule = GemmSchedule.parse(variant)
+    except ValueError as error:
+        raise LoweringError(f"has a variant without a schedule: {error}") from error
+    is_gathered = schedule.family == UNALIGNED.family  # of which K is not filled up
+    name = ir.StringAttr(kernel.attributes["sym_name"]).value
+    request = GemmRequest(
+        f"{name}__{schedule}",
+        ConvProduct.of(conv_problem(kernel), 1 if is_gathered else schedule.depth),
+        schedule,
+        architecture,
+        block=block,
+        programmatic=programmatic,
+        constant_weights=constant_weights,
+    )
+    emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
+    scratch = ir.Module.create(kernel.location)
+    with ir.InsertionPoint(scratch.body), kernel.location:
+        interface: KernelInterface = emitter.emit(request)
+    [module] = (op.operation for op in scratch.body.operations)
+    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
+    module.move_after(kernel)
+    return interface

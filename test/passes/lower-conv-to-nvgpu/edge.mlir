@@ -1,0 +1,33 @@
+// RUN: shapejit-opt %s --split-input-file --shapejit-lower-conv-to-nvgpu | FileCheck %s
+
+// Without a dispatch a kernel is left alone, and so is what is no convolution.
+// CHECK-LABEL: shapejit.kernel @left
+// CHECK-NOT: gpu.module
+shapejit.kernel @left symbols 2 (%x: tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<8x3x8xbf16, #shapejit.shape<[8, 3, 8]>>) {
+  %y = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d1, d3, d2)> : tensor<8x3x8xbf16, #shapejit.shape<[8, 3, 8]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+  shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+}
+
+// -----
+
+// One dim, a module a distinct variant; three channels are gathered by threads, without a map.
+// CHECK-LABEL: shapejit.kernel @few
+// CHECK: gpu.module @few__unaligned_64x8x64_s3_w1
+// CHECK-NOT: im2col_map
+// CHECK: llvm.func @few__unaligned_64x8x64_s3_w1
+// CHECK-NOT: cp.async.bulk.tensor
+// CHECK: ld.global.nc.b16
+// CHECK: nvvm.wgmma.mma_async
+// CHECK-NOT: gpu.module
+// CHECK: shapejit.dispatch @few
+shapejit.kernel @few symbols 2 (%x: tensor<?x?x3xbf16, #shapejit.shape<[s0, s1, 3]>>, %w: tensor<8x5x3xbf16, #shapejit.shape<[8, 5, 3]>>) {
+  %y = shapejit.conv over [s0, 1, s1, 8, 3, 5] image [s1] padding [(2, 2)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x3xbf16, #shapejit.shape<[s0, s1, 3]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d1, d3, d2)> : tensor<8x5x3xbf16, #shapejit.shape<[8, 5, 3]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+  shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+}
+shapejit.dispatch @few by affine_map<()[s0, s1] -> (s0 * s1)> [#shapejit.bucket<[0], [7], "unaligned_64x8x64_s3_w1", "few">, #shapejit.bucket<[8], [?], "unaligned_64x8x64_s3_w1", "many">]

@@ -1,0 +1,39 @@
+// RUN: shapejit-opt %s --split-input-file --verify-diagnostics --shapejit-lower-conv-to-nvgpu
+
+// An architecture without a family of kernels.
+// expected-error@+1 {{this module has the target "cuda:sm_80", for which there are no gemm kernels; set shapejit.target to one of "cuda:sm_90a"}}
+module attributes {shapejit.target = "cuda:sm_80"} {
+  shapejit.kernel @k symbols 2 (%x: tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<8x1x8xbf16, #shapejit.shape<[8, 1, 8]>>) {
+    %y = shapejit.conv over [s0, 1, s1, 8, 8, 1] image [s1]
+      input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>)
+      weight(%w at affine_map<(d0, d1, d2, d3) -> (d1, d3, d2)> : tensor<8x1x8xbf16, #shapejit.shape<[8, 1, 8]>>)
+      -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+    shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+  }
+}
+
+// -----
+
+// Types that wgmma lacks.
+// expected-error@+1 {{as persistent_128x64x64_s4_w2, this kernel multiplies f64, f64; convolutions on a GPU take bf16 by bf16 or f16 by f16}}
+shapejit.kernel @k symbols 2 (%x: tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<8x3x8xf64, #shapejit.shape<[8, 3, 8]>>) {
+  %y = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d1, d3, d2)> : tensor<8x3x8xf64, #shapejit.shape<[8, 3, 8]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>
+  shapejit.yield %y : tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>
+}
+shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "persistent_128x64x64_s4_w2", "">]
+
+// -----
+
+// Filters as PyTorch stores them.
+// expected-error@+1 {{this kernel reads argument 1 with a stride of 3 between channels; pack it first. Use a schedule of the family unaligned}}
+shapejit.kernel @k symbols 2 (%x: tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<8x8x3xbf16, #shapejit.shape<[8, 8, 3]>>) {
+  %y = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d1, d2, d3)> : tensor<8x8x3xbf16, #shapejit.shape<[8, 8, 3]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+  shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
+}
+shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "persistent_128x64x64_s4_w2", "">]
