@@ -8,7 +8,9 @@ allocates nothing. Sizes are symbolic, so the plan is too: the arena is a list o
 each with its size in bytes as an expression of symbols, and a slot is reused once its
 value is dead. A value goes to a free slot of its own size, else to the tightest one that
 is provably large enough for every legal size, else to one that is provably smaller and
-then grows; only then is a slot added. The host program computes the offsets.
+then grows, else to one that is about as large at sizes within the ranges: such a slot has
+several sizes, of which the host program takes the largest in every call. Only then is a
+slot added. The host program computes the offsets.
 
 Before::
 
@@ -22,12 +24,20 @@ After::
       %0 = shapejit.launch @a ... {buffers = [#shapejit.buffer<arena 0>]} ...
       %1 = shapejit.launch @b ... {buffers = [#shapejit.buffer<output 0>]} ...
 
+With slots of several sizes, ``shapejit.arena`` is a list with a shape for each slot.
+
 Every result of the function must be written by one launch, directly or through views that
 regroup contiguous dimensions; ``shapejit-form-kernels`` sees to it.
+
+A result that a launch writes in place (``in_place``) has the memory of that operand, whatever it
+is: a slot, an output, or an input that the function changes (``shapejit.updates``). A launch that
+would read what was there before is an error.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +47,24 @@ from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, register_pass
 from shapejit.symbolic import Expr, Ranges
 
+#: Sizes that cannot be compared share a slot if at sampled sizes neither is more than so many times
+#: the other: a small value in a large slot would keep the next large one out.
+_ALIKE = 2
+
+# What stands for the upper end of a range without one.
+_LARGE = 1024
+
 
 @dataclass
 class Slot:
-    """A piece of the arena: its size in bytes, and the step at which its value dies."""
+    """A piece of the arena.
 
-    size: Expr
+    Attributes:
+        sizes: in bytes, of which the largest counts.
+        busy_until: the step at which its value dies.
+    """
+
+    sizes: tuple[Expr, ...]
     busy_until: int
 
 
@@ -52,40 +74,80 @@ class Arena:
 
     Attributes:
         ranges: ranges of the symbols, by which sizes are compared.
+        samples: values of the symbols, for sizes that cannot be compared.
     """
 
     ranges: Ranges
+    samples: Sequence[Mapping[int, int]] = ()
     slots: list[Slot] = field(default_factory=list)
 
     def allocate(self, size: Expr, step: int, last_use: int) -> int:
         """The slot for a value of `size` bytes that is written at `step`."""
         index = self._choose(size, step)
         if index is None:
-            self.slots.append(Slot(size, last_use))
+            self.slots.append(Slot((size,), last_use))
             return len(self.slots) - 1
         slot = self.slots[index]
         slot.busy_until = last_use
-        if not self.ranges.provably_le(size, slot.size):
-            slot.size = size
+        if not self._fits(size, slot):
+            kept = (each for each in slot.sizes if not self.ranges.provably_le(each, size))
+            slot.sizes = (*kept, size)
         return index
+
+    def _fits(self, size: Expr, slot: Slot) -> bool:
+        return any(self.ranges.provably_le(size, each) for each in slot.sizes)
 
     def _choose(self, size: Expr, step: int) -> int | None:
         free = [i for i, slot in enumerate(self.slots) if slot.busy_until < step]
         for i in free:
-            if self.slots[i].size == size:
+            if self.slots[i].sizes == (size,):
                 return i
-        larger = [i for i in free if self.ranges.provably_le(size, self.slots[i].size)]
+        larger = [i for i in free if self._fits(size, self.slots[i])]
         if larger:
             return self._tightest(larger)
-        smaller = [i for i in free if self.ranges.provably_le(self.slots[i].size, size)]
-        return smaller[0] if smaller else None
+        smaller = [i for i in free if self._all_fit(self.slots[i], size)]
+        if smaller:
+            return smaller[0]
+        alike = {i: excess for i in free if (excess := self._excess(self.slots[i], size)) <= _ALIKE}
+        return min(alike, key=alike.__getitem__, default=None)
+
+    def _all_fit(self, slot: Slot, size: Expr) -> bool:
+        return all(self.ranges.provably_le(each, size) for each in slot.sizes)
 
     def _tightest(self, candidates: list[int]) -> int:
         best = candidates[0]
         for i in candidates[1:]:
-            if self.ranges.provably_le(self.slots[i].size, self.slots[best].size):
+            if all(self._fits(each, self.slots[best]) for each in self.slots[i].sizes):
                 best = i
         return best
+
+    def _excess(self, slot: Slot, size: Expr) -> float:
+        """How many times the larger of the two is the other, at the sample where it is most."""
+        worst = 1.0
+        for values in self.samples:
+            held = max(each.evaluate(symbols=values) for each in slot.sizes)
+            needed = size.evaluate(symbols=values)
+            worst = max(worst, (max(held, needed) + 1) / (min(held, needed) + 1))
+        return worst if self.samples else math.inf
+
+
+def sampled_values(ranges: Mapping[int, tuple[int, int | None]]) -> list[dict[int, int]]:
+    """Values of symbols at which sizes are compared that nothing else tells apart.
+
+    Args:
+        ranges: of the symbols; no upper end is None.
+    """
+    high = {s: max(low, _LARGE) if top is None else top for s, (low, top) in ranges.items()}
+    middle = {s: max(low, math.isqrt(max(low, 1) * high[s])) for s, (low, _) in ranges.items()}
+    return [middle, high]
+
+
+def arena_slots(function: Any) -> list[tuple[Expr, ...]]:
+    """The slots of a planned function's arena: the sizes of each, of which the largest counts."""
+    attribute = function.attributes["shapejit.arena"]
+    if isinstance(attribute, ir.ArrayAttr):
+        return [sir.attr_sizes(each) for each in attribute]
+    return [(size,) for size in sir.attr_sizes(attribute)]
 
 
 def source_of(value: Any) -> Any:
@@ -97,24 +159,54 @@ def source_of(value: Any) -> Any:
     return value
 
 
+def memory_owners(ops: Sequence[Any]) -> dict[Any, Any]:
+    """For each result that is written in place, the value that had the memory first."""
+    owners: dict[Any, Any] = {}
+    for op in ops:
+        if "in_place" not in op.attributes:
+            continue
+        operands = ir.DenseI64ArrayAttr(op.attributes["in_place"])
+        for result, operand in zip(op.results, operands, strict=True):
+            if operand >= 0:
+                source = source_of(op.operands[operand])
+                owners[result] = owners.get(source, source)
+    return owners
+
+
+def _input_numbers(function: Any) -> dict[Any, int]:
+    """The arguments that are inputs, by their place among them."""
+    arguments = list(sir.body(function).arguments)
+    inputs = [a for i, a in enumerate(arguments) if sir.argument_kind(function, i) == "input"]
+    return {argument: number for number, argument in enumerate(inputs)}
+
+
 class _FunctionPlan:
     """The plan of one function."""
 
-    def __init__(self, function: Any, ranges: Ranges) -> None:
+    def __init__(self, function: Any, ranges: Ranges, samples: Sequence[Mapping[int, int]]) -> None:
         self.function = function
         self.ops = sir.operations(sir.body(function))
-        self.arena = Arena(ranges)
+        self.arena = Arena(ranges, samples)
         self.last_use: dict[Any, int] = {}
         self.outputs: dict[Any, int] = {}
+        self.updates = sir.updated_arguments(function)
+        self.inputs = _input_numbers(function)
+        self.memory = memory_owners(self.ops)
+        self.buffers: dict[Any, Any] = {}  # of the values that own memory
 
     def run(self) -> None:
+        self._check_versions()
         self._collect_uses()
         for step, op in enumerate(self.ops):
             if op.name == "shapejit.launch":
-                buffers = [self._place(result, step) for result in op.results]
+                buffers = [self._place(op, result, step) for result in op.results]
                 op.attributes["buffers"] = ir.ArrayAttr.get(buffers)
-        sizes = [slot.size for slot in self.arena.slots]
-        self.function.attributes["shapejit.arena"] = sir.shape_attr(sizes)
+        slots = [slot.sizes for slot in self.arena.slots]
+        if all(len(sizes) == 1 for sizes in slots):
+            arena = sir.shape_attr([size for (size,) in slots])
+        else:
+            arena = ir.ArrayAttr.get([sir.shape_attr(sizes) for sizes in slots])
+        self.function.attributes["shapejit.arena"] = arena
 
     def _collect_uses(self) -> None:
         for step, op in enumerate(self.ops):
@@ -122,11 +214,14 @@ class _FunctionPlan:
                 self._collect_outputs(op)
                 continue
             for operand in op.operands:
-                self.last_use[source_of(operand)] = step
+                self.last_use[self._owner(operand)] = step
 
     def _collect_outputs(self, op: Any) -> None:
         for i, operand in enumerate(op.operands):
-            source = source_of(operand)
+            source = self._owner(operand)
+            if i in self.updates:
+                self._check_update(op, i, source)
+                continue
             producer = sir.defining_op(source)
             if producer is None or producer.name != "shapejit.launch":
                 raise PassFailure(
@@ -142,13 +237,62 @@ class _FunctionPlan:
                 )
             self.outputs[source] = i
 
-    def _place(self, result: Any, step: int) -> Any:
-        if result in self.outputs:
-            return ir.Attribute.parse(f"#shapejit.buffer<output {self.outputs[result]}>")
+    def _check_update(self, end: Any, number: int, owner: Any) -> None:
+        argument = sir.body(self.function).arguments[self.updates[number]]
+        if owner != argument:
+            raise PassFailure(
+                end,
+                f"result {number} is the new value of argument {self.updates[number]}, but is not "
+                "written there; shapejit-form-kernels sees to it that launches update in place",
+            )
+
+    def _check_versions(self) -> None:
+        """No launch, and no result, may need what was in memory that was updated before it."""
+        latest: dict[Any, Any] = {}
+        for op in self.ops:
+            if op.name == "shapejit.view":
+                continue
+            for number, operand in enumerate(op.operands):
+                source, owner = source_of(operand), self._owner(operand)
+                if latest.get(owner, source) != source:
+                    raise PassFailure(
+                        op,
+                        f"operand {number} is the value from before an update in place; "
+                        "shapejit-form-kernels lets such readers come first, or copies",
+                    )
+            for result in op.results:
+                if self.memory.get(result, result) != result:
+                    latest[self.memory[result]] = result
+
+    def _owner(self, value: Any) -> Any:
+        source = source_of(value)
+        return self.memory.get(source, source)
+
+    def _place(self, launch: Any, result: Any, step: int) -> Any:
+        owner = self._owner(result)
+        if owner not in self.buffers:
+            self.buffers[owner] = ir.Attribute.parse(self._buffer(launch, owner, step))
+        return self.buffers[owner]
+
+    def _buffer(self, launch: Any, owner: Any, step: int) -> str:
+        """The memory of a value that owns it, at the first launch that writes there."""
+        if owner in self.outputs:
+            return f"#shapejit.buffer<output {self.outputs[owner]}>"
+        if sir.defining_op(owner) is None:
+            return self._input(launch, owner)
         # A result that nobody reads still has to be written somewhere, at its own step.
-        last_use = max(self.last_use.get(result, step), step)
-        slot = self.arena.allocate(sir.bytes_of(result.type), step, last_use)
-        return ir.Attribute.parse(f"#shapejit.buffer<arena {slot}>")
+        last_use = max(self.last_use.get(owner, step), step)
+        slot = self.arena.allocate(sir.bytes_of(owner.type), step, last_use)
+        return f"#shapejit.buffer<arena {slot}>"
+
+    def _input(self, launch: Any, owner: Any) -> str:
+        argument = ir.BlockArgument(owner).arg_number
+        if argument not in self.updates.values() or owner not in self.inputs:
+            raise PassFailure(
+                launch,
+                f"writes into argument {argument}, which is not an input that the function changes",
+            )
+        return f"#shapejit.buffer<input {self.inputs[owner]}>"
 
 
 @register_pass("shapejit-plan-memory")
@@ -157,6 +301,7 @@ class PlanMemory(Pass):
     """Assign every launch result to a slot of the arena or to a program output."""
 
     def run(self, module: Any) -> None:
-        ranges = Ranges(sir.symbol_ranges(module))
+        limits = sir.symbol_ranges(module)
+        ranges, samples = Ranges(limits), sampled_values(limits)
         for function in sir.functions(module):
-            _FunctionPlan(function, ranges).run()
+            _FunctionPlan(function, ranges, samples).run()

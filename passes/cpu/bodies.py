@@ -18,10 +18,12 @@ from shapejit import ir as sir
 from shapejit.passes.cpu.evaluate import BodyContext
 from shapejit.passes.cpu.indexing import Value
 from shapejit.passes.cpu.scalars import compute_type, constant, from_storage, to_storage
-from shapejit.symbolic import map_exprs
+from shapejit.symbolic import Expr, map_exprs
 
 # Scalar ops that cost about as much as the load that would save them.
 _CHEAP_OPS = 2
+# arith.cmpi's slt and ult.
+_LESS = (2, 6)
 _COSTLY_DIALECTS = ("math.", "tensor.")
 _COSTLY_OPS = ("arith.divf", "arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
 
@@ -37,6 +39,23 @@ def is_costly(block: Any) -> bool:
 def captured_tensors(block: Any) -> list[Value]:
     """Tensors from outside that a body reads with `tensor.extract`."""
     return [op.operands[0] for op in sir.operations(block) if op.name == "tensor.extract"]
+
+
+def split_indices(block: Any, space: Sequence[Expr]) -> dict[int, tuple[int, ...]]:
+    """For each dim, the constants within it below which its index is compared to be."""
+    found: dict[int, set[int]] = {}
+    for op in sir.operations(block):
+        if op.name != "arith.cmpi" or ir.IntegerAttr(op.attributes["predicate"]).value not in _LESS:
+            continue
+        index, limit = map(sir.defining_op, op.operands)
+        if index is None or limit is None:
+            continue
+        if index.name == "shapejit.index" and limit.name == "arith.constant":
+            dim = ir.IntegerAttr(index.attributes["dim"]).value
+            value = ir.IntegerAttr(limit.attributes["value"]).value
+            if 0 < value < (space[dim].constant or 0):
+                found.setdefault(dim, set()).add(value)
+    return {dim: tuple(sorted(values)) for dim, values in found.items()}
 
 
 def emit_body(block: Any, context: BodyContext, arguments: Sequence[Value]) -> list[Value]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from shapejit.passes.cpu.errors import LoweringError
@@ -61,12 +61,16 @@ class Write:
             of one without the dims that are reduced.
         element: its element type.
         kind: None, or how the elements that go to one place are combined (add, mul, max, ..).
+        into: sizes of the tensor that a scatter updates; its indices are then any, over the loop's
+            dims and after them the positions, which are all of its reads but the first. The body
+            gives the first one.
     """
 
     tensor: Key
     indices: Indices
     element: Type
     kind: str | None = None
+    into: tuple[Expr, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,8 @@ class Loop:
         body: emits the scalars.
         costly: whether a row cache is cheaper than to evaluate the body again.
         captures: tensors that the body reads with `BodyContext.extract`.
+        splits: for a dim, the indices before which the body does one thing and from which on it
+            does another, in order: where a join of channels goes on to its next part.
     """
 
     space: tuple[Expr, ...]
@@ -88,6 +94,7 @@ class Loop:
     body: Body
     costly: bool = True
     captures: tuple[Key, ...] = ()
+    splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def reduces(self) -> bool:

@@ -64,6 +64,7 @@ class KernelFunction:
         )
         self._block = self._function.add_entry_block()
         self._name = name
+        self._inputs, self._outputs, self._symbols = tuple(inputs), tuple(outputs), symbols
         self._share: Share | None = None
         self._micro_kernels: dict[MicroKernel, str] = {}
         arguments = list(self._block.arguments)
@@ -114,6 +115,25 @@ class KernelFunction:
         function.attributes["passthrough"] = ir.ArrayAttr.get([ir.StringAttr.get("noinline")])
         bound = as_expr(units) + 1
         return self.indexer.variable(first, bound), self.indexer.variable(last, bound)
+
+    def beside(self, suffix: str) -> KernelFunction:
+        """A function of the same arguments for a part of the work, which `call` calls.
+
+        So a kernel whose work has steps, each shared by threads, is a function a step.
+        """
+        with ir.InsertionPoint(self._function.operation):
+            return KernelFunction(
+                f"{self._name}_{suffix}",
+                self._inputs,
+                self._outputs,
+                self._symbols,
+                self.vector_bytes,
+                self._chunk_cost,
+            )
+
+    def call(self, other: KernelFunction) -> None:
+        """Calls a function that `beside` made, at the current point."""
+        func.CallOp([], other._name, list(self._block.arguments))
 
     @property
     def main_rows(self) -> int:

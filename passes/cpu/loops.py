@@ -22,7 +22,8 @@ from shapejit.passes.cpu.memory import Buffer
 from shapejit.passes.cpu.parallel import ELEMENT_COST, share_nest
 from shapejit.passes.cpu.reduce import Reduction, emit_reductions
 from shapejit.passes.cpu.rows import emit_rows, shared_rows
-from shapejit.passes.cpu.scalars import byte_width, combine, compute_type
+from shapejit.passes.cpu.scalars import byte_width, combine, compute_type, is_float
+from shapejit.passes.cpu.scatter import emit_scatter
 from shapejit.symbolic import Expr, product
 
 MAX_STACK_BYTES = 1 << 16
@@ -30,6 +31,8 @@ MAX_STACK_BYTES = 1 << 16
 
 # Columns reduced side by side when the reduced dims are the outer ones.
 _COLUMN_BLOCK = 64
+# Terms of a plain sum of floats in such a column.
+_SUM_ROWS = 256
 
 
 _DimsBody: TypeAlias = Callable[[dict[int, Expr]], None]
@@ -49,7 +52,10 @@ def emit_loops(kernel: KernelFunction, loops: LoopKernel) -> None:
         return
     nests = _Nests(kernel, loops)
     for loop in loops.loops:
-        nests.emit(loop)
+        if any(write.into is not None for write in loop.writes):
+            emit_scatter(kernel, loops, nests.evaluator, loop)
+        else:
+            nests.emit(loop)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class _Nests:
 
     def __init__(self, kernel: KernelFunction, loops: LoopKernel) -> None:
         self._kernel, self._loops, self._indexer = kernel, loops, kernel.indexer
-        self._evaluator = Evaluator(loops, kernel.indexer)
+        self.evaluator = Evaluator(loops, kernel.indexer)
         self._single = len(loops.loops) == 1
         self._outputs: dict[Key, list[Buffer]] = {}
         for key, buffer in loops.outputs:
@@ -81,11 +87,11 @@ class _Nests:
                 groups.setdefault(kept, []).append(_Target(place, write, position))
         self._single = self._single and len(groups) == 1
         for kept, targets in groups.items():
-            with self._evaluator.scope():
+            with self.evaluator.scope():
                 self._group(loop, sorted(kept), targets)
         for targets in groups.values():
             for target in targets:
-                self._evaluator.keep(target.write.tensor, target.place)
+                self.evaluator.keep(target.write.tensor, target.place)
 
     def _memory(self, loop: Loop, write: Write) -> list[Place]:
         """Where a result goes: outputs; else, for a reduction, the stack; else nowhere."""
@@ -118,7 +124,7 @@ class _Nests:
         self._indexer.nest(sizes, lambda indices: body(dict(zip(dims, indices, strict=True))))
 
     def _values(self, loop: Loop, dims: dict[int, Expr], targets: list[_Target]) -> list[Value]:
-        values = self._evaluator.results(loop, tuple(dims[dim] for dim in range(len(loop.space))))
+        values = self.evaluator.results(loop, tuple(dims[dim] for dim in range(len(loop.space))))
         return [values[target.position] for target in targets]
 
     def _store(self, target: _Target, value: Value, dims: dict[int, Expr]) -> None:
@@ -141,8 +147,8 @@ class _Nests:
         share_nest(self._kernel, sizes, product(loop.space) * ELEMENT_COST, unit)
 
     def _pointwise(self, loop: Loop, targets: list[_Target]) -> None:
-        def body(dims: dict[int, Expr]) -> None:
-            with self._evaluator.scope():
+        def element(dims: dict[int, Expr]) -> None:
+            with self.evaluator.scope():
                 values = self._values(loop, dims, targets)
                 for target, value in zip(targets, values, strict=True):
                     self._store(target, value, dims)
@@ -152,7 +158,23 @@ class _Nests:
         last = targets[0].write.indices[-1].dim_index if targets[0].write.indices else None
         if last is not None and last != order[-1]:
             order.append(order.pop(last))
-        self._shared_nest(loop, order, 1 if len(order) > 1 else 0, body)
+        inner = order[-1] if order else None
+        if inner is None or inner not in loop.splits:
+            self._shared_nest(loop, order, 1 if len(order) > 1 else 0, element)
+            return
+
+        def row(dims: dict[int, Expr]) -> None:
+            """One loop for each stretch in which a compiler finds the body to do one thing."""
+            ends = [*loop.splits[inner], loop.space[inner]]
+            for start, end in zip([0, *ends], ends, strict=False):
+
+                def at(index: Expr, _: list[Value]) -> Sequence[Value]:
+                    element({**dims, inner: index})
+                    return ()
+
+                self._indexer.loop(start, end, at)
+
+        self._shared_nest(loop, order[:-1], 0, row)
 
     def _row_reduction(
         self, loop: Loop, kept: list[int], reduced: list[int], targets: list[_Target]
@@ -162,7 +184,7 @@ class _Nests:
 
         def row(dims: dict[int, Expr]) -> None:
             def contribution(indices: list[Expr]) -> Sequence[Value]:
-                with self._evaluator.scope():
+                with self.evaluator.scope():
                     inner = dict(zip(reduced, indices, strict=True))
                     return self._values(loop, {**dims, **inner}, targets)
 
@@ -182,38 +204,90 @@ class _Nests:
         sums = [self._kernel.scratch(_COLUMN_BLOCK, reduction.type) for reduction in reductions]
         indexer = self._indexer
 
-        def row(dims: dict[int, Expr]) -> None:
-            def block(start: Expr, _: list[Value]) -> Sequence[Value]:
-                width = indexer.minimum(_COLUMN_BLOCK, loop.space[column] - start)
-                _fill(indexer, width, sums, [reduction.identity for reduction in reductions])
+        def block(indices: list[Expr]) -> None:
+            *rows, number = indices
+            dims, start = dict(zip(outer, rows, strict=True)), number * _COLUMN_BLOCK
+            width = indexer.minimum(_COLUMN_BLOCK, loop.space[column] - start)
 
-                def step(inner: dict[int, Expr]) -> None:
-                    def element(offset: Expr, _: list[Value]) -> Sequence[Value]:
-                        at = {**dims, **inner, column: start + offset}
-                        with self._evaluator.scope():
-                            values = self._values(loop, at, targets)
-                        where = indexer.value(offset)
-                        for buffer, reduction, value in zip(sums, reductions, values, strict=True):
-                            total = combine(reduction.kind, buffer.load(where), value)
-                            buffer.store(total, where)
-                        return ()
+            def add(at: dict[int, Expr], buffers: Sequence[Buffer]) -> None:
+                """Combines the block at one index of the reduced dims with sums of it."""
 
-                    indexer.loop(0, width, element)
-
-                self._nest(loop, reduced, step)
-
-                def finish(offset: Expr, _: list[Value]) -> Sequence[Value]:
-                    for target, buffer in zip(targets, sums, strict=True):
-                        value = buffer.load(indexer.value(offset))
-                        self._store(target, value, {**dims, column: start + offset})
+                def element(offset: Expr, _: list[Value]) -> Sequence[Value]:
+                    with self.evaluator.scope():
+                        place = {**dims, **at, column: start + offset}
+                        values = self._values(loop, place, targets)
+                    _combine_at(reductions, buffers, values, indexer.value(offset))
                     return ()
 
-                indexer.loop(0, width, finish)
+                indexer.loop(0, width, element)
+
+            def finish(offset: Expr, _: list[Value]) -> Sequence[Value]:
+                for target, buffer in zip(targets, sums, strict=True):
+                    value = buffer.load(indexer.value(offset))
+                    self._store(target, value, {**dims, column: start + offset})
                 return ()
 
-            indexer.loop(0, loop.space[column], block, step=_COLUMN_BLOCK)
+            _fill(indexer, width, sums, [reduction.identity for reduction in reductions])
+            self._reduce_columns(loop, reduced, reductions, sums, width, add)
+            indexer.loop(0, width, finish)
 
-        self._shared_nest(loop, outer, 0, row)
+        sizes = [*(loop.space[dim] for dim in outer), loop.space[column].ceildiv(_COLUMN_BLOCK)]
+        if self._single and product(sizes).constant != 1:
+            share_nest(self._kernel, sizes, product(loop.space) * ELEMENT_COST, block)
+        else:
+            indexer.nest(sizes, block)
+
+    def _reduce_columns(
+        self,
+        loop: Loop,
+        reduced: list[int],
+        reductions: Sequence[Reduction],
+        sums: Sequence[Buffer],
+        width: Expr,
+        add: Callable[[dict[int, Expr], Sequence[Buffer]], None],
+    ) -> None:
+        """Calls ``add`` for all indices of the reduced dims. Long sums of floats are sums of sums:
+        the rounding error of a plain one grows with the number of its terms."""
+        *front, last = reduced
+        count = product(loop.space[dim] for dim in reduced).constant
+        floats = any(each.kind == "add" and is_float(each.type) for each in reductions)
+        if not floats or (count is not None and count <= 4 * _SUM_ROWS):
+            self._nest(loop, reduced, lambda at: add(at, sums))
+            return
+        parts = [self._kernel.scratch(_COLUMN_BLOCK, reduction.type) for reduction in reductions]
+        indexer = self._indexer
+
+        def rows(at: dict[int, Expr]) -> None:
+            def some(first: Expr, _: list[Value]) -> Sequence[Value]:
+                def step(index: Expr, _: list[Value]) -> Sequence[Value]:
+                    add({**at, last: first + index}, parts)
+                    return ()
+
+                def meet(offset: Expr, _: list[Value]) -> Sequence[Value]:
+                    where = indexer.value(offset)
+                    values = [part.load(where) for part in parts]
+                    _combine_at(reductions, sums, values, where)
+                    return ()
+
+                _fill(indexer, width, parts, [reduction.identity for reduction in reductions])
+                length = indexer.minimum(_SUM_ROWS, loop.space[last] - first)
+                indexer.loop(0, length, step)
+                indexer.loop(0, width, meet)
+                return ()
+
+            indexer.loop(0, loop.space[last], some, step=_SUM_ROWS)
+
+        self._nest(loop, front, rows)
+
+
+def _combine_at(
+    reductions: Sequence[Reduction],
+    buffers: Sequence[Buffer],
+    values: Sequence[Value],
+    where: Value,
+) -> None:
+    for reduction, buffer, value in zip(reductions, buffers, values, strict=True):
+        buffer.store(combine(reduction.kind, buffer.load(where), value), where)
 
 
 def _reduction(write: Write) -> Reduction:

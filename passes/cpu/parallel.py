@@ -80,6 +80,10 @@ def emit_shared_entry(name: str, part: Any, share: Share, chunk_cost: int) -> No
 
 
 def _declare_threads() -> None:
+    """Declares the runtime's function at the current point, a module's body, once."""
+    names = (op.attributes["sym_name"] for op in ir.InsertionPoint.current.block.operations)
+    if any(ir.StringAttr(name).value == _THREADS for name in names):
+        return
     i32 = ir.IntegerType.get_signless(32)
     func.FuncOp(_THREADS, ([], [i32]), visibility="private")
 

@@ -13,7 +13,7 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.passes.analysis.accesses import conv_spaces
 from shapejit.passes.cpu.attention import AttentionProblem
-from shapejit.passes.cpu.bodies import captured_tensors, emit_body, is_costly
+from shapejit.passes.cpu.bodies import captured_tensors, emit_body, is_costly, split_indices
 from shapejit.passes.cpu.conv import ConvProblem
 from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.evaluate import (
@@ -28,7 +28,9 @@ from shapejit.passes.cpu.gemm import Epilogue, GemmProblem
 from shapejit.passes.cpu.indexing import Indexer, Value
 from shapejit.passes.cpu.kernel import KernelFunction, Tensor
 from shapejit.passes.cpu.memory import Access
+from shapejit.passes.cpu.row_ops import RowKernel
 from shapejit.passes.cpu.scalars import compute_type
+from shapejit.passes.rowwise.problem import row_problem
 from shapejit.symbolic import Expr, map_exprs
 from shapejit.windows import Window
 
@@ -184,7 +186,15 @@ def conv_problem(kernel: KernelOps, op: Any) -> ConvProblem:
 
 
 def attention_problem(kernel: KernelOps, op: Any) -> AttentionProblem:
-    """The problem of a ``shapejit.attention``."""
+    """The problem of a ``shapejit.attention``.
+
+    Raises:
+        LoweringError: its batches differ in how many queries or keys they have.
+    """
+    if "has_lengths" in op.attributes or "is_ragged" in op.attributes:
+        raise LoweringError(
+            "'shapejit.attention' with lengths or starts has no lowering to the CPU; give it a mask"
+        )
     batch, heads, m, n, head, value = kernel.named(sir.attr_sizes(op.attributes["space"]))
     maps = [map_exprs(m_) for m_ in sir.op_maps(op)]
     spaces = [(batch, heads, m, head), (batch, heads, n, head), (batch, heads, n, value)]
@@ -206,6 +216,30 @@ def attention_problem(kernel: KernelOps, op: Any) -> AttentionProblem:
     )
 
 
+# Scans and sorts ----------------------------------------------------------------------------------
+
+
+def row_kernel(kernel: KernelOps, op: Any) -> RowKernel:
+    """A ``shapejit.scan`` or ``shapejit.sort`` in the memory of the kernel.
+
+    Raises:
+        LoweringError: the kernel yields other values.
+    """
+    problem = row_problem(op)
+    yielded = dict(zip(kernel.results, kernel.function.outputs, strict=True))
+    if not set(yielded).issubset(problem.results):
+        raise LoweringError("is not all that its kernel yields")
+    space = kernel.named(problem.space)
+    return RowKernel(
+        function=kernel.function,
+        problem=problem,
+        space=space,
+        head=kernel.named([problem.head])[0],
+        source=kernel.read(problem.input, problem.indices, problem.space),
+        outputs=tuple(yielded.get(result) for result in problem.results),
+    )
+
+
 # Loops --------------------------------------------------------------------------------------------
 
 
@@ -213,7 +247,7 @@ def loop_kernel(kernel: KernelOps, ops: Sequence[Any]) -> LoopKernel:
     """The loops and views of a kernel."""
     arguments = sir.body(kernel.op).arguments
     return LoopKernel(
-        loops=tuple(_view(op) if op.name == "shapejit.view" else _loop(op) for op in ops),
+        loops=tuple(_LOOPS[op.name](op) for op in ops),
         inputs={
             value: (tensor_of(value), buffer)
             for value, buffer in zip(arguments, kernel.function.inputs, strict=True)
@@ -234,13 +268,15 @@ def _loop(op: Any) -> Loop:
     def body(context: BodyContext, arguments: Sequence[Value]) -> Sequence[Value]:
         return emit_body(block, context, arguments)
 
+    space = sir.attr_sizes(op.attributes["space"])
     return Loop(
-        space=sir.attr_sizes(op.attributes["space"]),
+        space=space,
         reads=tuple(map(Read, op.operands, maps[:inputs])),
         writes=tuple(writes),
         body=body,
         costly=is_costly(block),
         captures=tuple(captured_tensors(block)),
+        splits=split_indices(block, space),
     )
 
 
@@ -256,3 +292,19 @@ def _view(op: Any) -> Loop:
         body=lambda _, arguments: arguments,
         costly=False,
     )
+
+
+def _scatter(op: Any) -> Loop:
+    [result] = op.results
+    *maps, dest = (map_exprs(m) for m in sir.op_maps(op))
+    write = Write(result, dest, result.type.element_type, into=sir.shape_of(result))
+    return Loop(
+        space=sir.attr_sizes(op.attributes["space"]),
+        reads=tuple(map(Read, op.operands, maps)),
+        writes=(write,),
+        body=lambda _, arguments: arguments[:1],
+        costly=False,
+    )
+
+
+_LOOPS = {"shapejit.loop": _loop, "shapejit.scatter": _scatter, "shapejit.view": _view}

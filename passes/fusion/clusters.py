@@ -17,6 +17,9 @@ A loop joins the cluster of a loop that makes one of its inputs if
 
 One row in all is no cluster: its loops could not be spread over threads.
 
+A scatter computes what it writes, and where, itself: pointwise loops that nobody else reads join
+it.
+
 A launch on a GPU costs about as much as a small kernel runs. There, with `merge`, three kinds of
 groups that do not need to be apart become one kernel, if no value leaves them and comes back:
 
@@ -29,8 +32,8 @@ groups that do not need to be apart become one kernel, if no value leaves them a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shapejit import ir as sir
@@ -38,7 +41,10 @@ from shapejit.passes.fusion.codec import Codec, Sizes, dims
 from shapejit.symbolic import product
 
 KERNEL_OPS: Final = frozenset(
-    {"shapejit.loop", "shapejit.gemm", "shapejit.conv", "shapejit.attention"}
+    {
+        *("shapejit.loop", "shapejit.gemm", "shapejit.conv", "shapejit.attention"),
+        *("shapejit.scan", "shapejit.scatter", "shapejit.sort"),
+    }
 )
 
 
@@ -50,13 +56,15 @@ class Node:
         op: the operation.
         inputs: the values that it reads as operands.
         captured: the values that its body reads.
-        producers: nodes of the operations that make these.
+        producers: nodes of the operations that make these, or have to run before for other reasons.
+        earlier: the latter.
     """
 
     op: Any
     inputs: list[Any]
     captured: list[Any]
     producers: list[Node]
+    earlier: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -92,6 +100,12 @@ def _is_pointwise_loop(group: Group) -> bool:
     return len(group.nodes) == 1 and group.rows is None and group.space is not None
 
 
+def _is_read_only_by(maker: Any, reader: Any) -> bool:
+    """Whether all results of an operation are operands of one other alone."""
+    own = sir.key(reader)
+    return all(sir.key(user) == own for result in maker.results for user, _ in sir.users(result))
+
+
 def row_form(loop: Any, codec: Codec) -> RowForm | None:
     """How a loop fits into a row cluster; None if it fits into none."""
     space = codec.space(loop)
@@ -110,15 +124,24 @@ def row_form(loop: Any, codec: Codec) -> RowForm | None:
     return None if product(space[:rows]).constant == 1 else RowForm(space, rows)
 
 
-def graph(function: Any) -> list[Node]:
-    """The operations of a function but its terminator, in program order."""
+def graph(function: Any, before: Mapping[int, Sequence[Any]]) -> list[Node]:
+    """The operations of a function but its terminator, in program order.
+
+    Args:
+        function: the function.
+        before: by an operation's key, those that have to run before it though it reads nothing of
+            theirs.
+    """
     nodes: list[Node] = []
     made: dict[Any, Node] = {}
+    by_key: dict[int, Node] = {}
     for op in sir.operations(sir.body(function))[:-1]:
         inputs = list(op.operands)
         captured = sir.captured_values(op) if len(op.regions) else []
         producers = dict.fromkeys(made[v] for v in (*inputs, *captured) if v in made)
-        node = Node(op, inputs, captured, list(producers))
+        earlier = [by_key[sir.key(other)] for other in before.get(sir.key(op), ())]
+        producers |= dict.fromkeys(earlier)
+        node = by_key[sir.key(op)] = Node(op, inputs, captured, list(producers), earlier)
         made.update(dict.fromkeys(op.results, node))
         nodes.append(node)
     return nodes
@@ -141,6 +164,7 @@ class Grouping:
         for node in nodes:
             self._place(node)
         self._dissolve()
+        self._fuse_into_scatters(nodes)
         if merge:
             self._merge_clusters()
             self._merge_row_loops()
@@ -229,6 +253,27 @@ class Grouping:
     def _needs(self, group: Group) -> set[Group]:
         """The other groups that a group reads from."""
         return {self._group[p] for node in group.nodes for p in node.producers} - {group}
+
+    # Scatters -------------------------------------------------------------------------------------
+
+    def _fuse_into_scatters(self, nodes: Sequence[Node]) -> None:
+        """Lets scatters compute what they write and where, if nobody else reads it.
+
+        What reads the tensor that is updated must have done so before: it stays apart.
+        """
+        for node in nodes:
+            if node.op.name != "shapejit.scatter":
+                continue
+            makers = [self._maker[v] for v in node.inputs[:-1] if v in self._maker]
+            for maker in dict.fromkeys(makers):
+                group = self._group[maker]
+                if (
+                    _is_pointwise_loop(group)
+                    and maker not in node.earlier
+                    and _is_read_only_by(maker.op, node.op)
+                    and not self._is_cyclic(self._group[node], group)
+                ):
+                    self._merged(group, self._group[node])
 
     # Groups that need not be apart ----------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.passes.analysis.accesses import conv_spaces
+from shapejit.passes.analysis.accesses import accesses, conv_spaces
 from shapejit.symbolic import Expr, Ranges, invert_map, linearize, map_exprs, product
 from shapejit.symbolic.expr import AtomKind
 
@@ -24,8 +24,8 @@ Sizes: TypeAlias = tuple[Expr, ...]
 Indices: TypeAlias = tuple[Expr, ...]
 
 
-# Which dims of [b, h, m, n, d, dv] the maps of q, k, v and the mask are over.
-_ATTENTION_DIMS: Final = ((0, 1, 2, 4), (0, 1, 3, 4), (0, 1, 3, 5), (0, 1, 2, 3))
+# Which dims of [b, h, m, n, d, dv] the maps of q, k and v are over.
+_ATTENTION_DIMS: Final = ((0, 1, 2, 4), (0, 1, 3, 4), (0, 1, 3, 5))
 
 
 def dims(rank: int) -> Indices:
@@ -91,6 +91,8 @@ class Codec:
         """Sizes of the dims of an operand's map."""
         space = self.space(op)
         if op.name == "shapejit.attention":
+            if operand >= len(_ATTENTION_DIMS):
+                return accesses(op)[operand].space
             return tuple(space[dim] for dim in _ATTENTION_DIMS[operand])
         if op.name == "shapejit.conv":
             return conv_spaces(space, self.sizes(op.attributes["image"]))[min(operand, 2)]

@@ -59,7 +59,12 @@ def _merge_divided(model: Model, value: Any, codec: Codec) -> None:
 
 _NOWHERE: Final = -1
 # Ops whose dims have their meaning by their position.
-_FIXED_SPACE: Final = frozenset({"shapejit.attention", "shapejit.conv"})
+_FIXED_SPACE: Final = frozenset(
+    {
+        *("shapejit.attention", "shapejit.conv"),
+        *("shapejit.scan", "shapejit.scatter", "shapejit.sort"),
+    }
+)
 
 
 def _merges(model: Model, dim: int) -> dict[Any, int] | None:

@@ -20,7 +20,8 @@ _MASK = 3  # the operand, and the position of its map
 
 def drop_mask(attention: Any) -> None:
     """Puts an attention without a mask in the place of one whose mask keeps all scores."""
-    if len(attention.operands) <= _MASK or not _keeps_all(attention.operands[_MASK]):
+    others = {"has_lengths", "is_ragged"} & set(sir.attributes(attention))
+    if others or len(attention.operands) <= _MASK or not _keeps_all(attention.operands[_MASK]):
         return
     attributes = sir.attributes(attention)
     maps = list(attributes["maps"])

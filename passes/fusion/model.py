@@ -21,6 +21,7 @@ from shapejit.pass_host import PassFailure
 from shapejit.passes.fusion.clusters import Node
 from shapejit.passes.fusion.codec import Codec, dims
 from shapejit.passes.fusion.readers import enclosing_op
+from shapejit.passes.rowwise.problem import ROW_OPS
 from shapejit.symbolic import Expr
 
 # What a body may read from the function besides tensors: it gets its own copy.
@@ -127,7 +128,8 @@ def build(nodes: Sequence[Node], codec: Codec) -> Model:
         for result in node.op.results:
             users = sir.users(result)
             outside = [use for use in users if sir.key(enclosing_op(use[0])) not in keys]
-            if outside:
+            # A sort works in the memory of both of its results.
+            if outside or node.op.name == "shapejit.sort":
                 outputs.append((result, outside))
     parts = [_part(node.op, codec) for node in nodes]
     sizes = {value: list(codec.shape(value)) for value in (*inputs, *own)}
@@ -171,6 +173,10 @@ def _part(op: Any, codec: Codec) -> Part:
     ranks = [attribute.value.n_dims for attribute in op.attributes["maps"]]
     if op.name == "shapejit.gemm":  # its result has no map
         maps.append(list(dims(len(space) - 1)))
+    elif op.name in ROW_OPS:  # nor have theirs
+        maps += [list(dims(len(space))) for _ in op.results]
+    elif op.name == "shapejit.scatter":  # it is written where dest is
+        maps.append(list(maps[-1]))
     causal = None
     if "causal" in op.attributes:
         (causal,) = codec.indices(op.attributes["causal"])

@@ -17,6 +17,7 @@ from shapejit.passes.fusion.codec import Codec
 from shapejit.passes.fusion.collapse import collapse
 from shapejit.passes.fusion.model import Model, Part, build, signature
 from shapejit.passes.fusion.symbols import LocalSymbols
+from shapejit.passes.fusion.updates import SCATTER, dest_of
 from shapejit.symbolic import Expr
 
 
@@ -61,6 +62,7 @@ class Outliner:
                 attributes={
                     "kernel": ir.FlatSymbolRefAttr.get(self._kernel(model, len(symbols.values))),
                     "sizes": self._codec.map_attr(0, symbols.values),
+                    **_in_place(model),
                 },
                 ip=ir.InsertionPoint(at),
             )
@@ -134,9 +136,19 @@ class Outliner:
         return op
 
 
+def _in_place(model: Model) -> dict[str, Any]:
+    """The attribute that says which results are written where an operand is; none if no one is."""
+    numbers = [-1] * len(model.outputs)
+    for number, (output, _) in enumerate(model.outputs):
+        maker = sir.defining_op(output)
+        if maker is not None and maker.name == SCATTER:
+            numbers[number] = model.inputs.index(dest_of(maker))
+    return {"in_place": ir.DenseI64ArrayAttr.get(numbers)} if max(numbers) >= 0 else {}
+
+
 def _kind(ops: Sequence[Any]) -> str:
     """What a kernel is called after: rows if it reduces, pointwise if it does not."""
-    name: str = ops[0].name.removeprefix("shapejit.")
+    name: str = ops[-1 if ops[-1].name == SCATTER else 0].name.removeprefix("shapejit.")
     if name != "loop":
         return name
     return "pointwise" if all(map(sir.is_pointwise, ops)) else "rows"

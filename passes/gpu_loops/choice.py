@@ -34,22 +34,26 @@ from shapejit.passes.gpu_loops.phases import Columns, Phase, Points, Rows
 from shapejit.passes.gpu_loops.points import points_alignment
 from shapejit.passes.gpu_loops.problem import LoopProblem, element_types
 from shapejit.passes.gpu_loops.rows import loads_shared_ahead, rows_alignment, shared_inputs
+from shapejit.passes.gpu_loops.scatter import is_scaled
 from shapejit.passes.gpu_loops.schedule import MAX_NARROW, WARP, LoopSchedule
+from shapejit.passes.gpu_loops.tiers import Bucket, Choice, Tier, boxes
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.symbolic import Expr, Ranges, product
 
 SizeRanges: TypeAlias = Mapping[int, tuple[int, int | None]]
-Bucket: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], str, str]
-Choice: TypeAlias = tuple[list[Expr], list[Bucket]]
 
 # Bytes of a vector of the narrowest tensor, and of the widest.
 _BYTES, _MOST_BYTES = 16, 32
-_MAX_VECTOR = 8
+_MAX_VECTOR = 16
 # Warps that share a row, and elements of it that each thread keeps at most. Several warps have a
 # barrier in each pass, so there are more of them than it takes.
 _TEAMS, _MOST_KEPT = (1, 4, 8, 16, 32), 32
 # Warps of rows that are read again.
 _LONG_WARPS = 16
+CLUSTERS = (16, 8, 4)
+"""CTAs of clusters that share a row or a column, the most first."""
+# Threads of each of them, and elements that those keep at most.
+_CLUSTER_THREADS, _CLUSTER_KEPT = 1024, 8
 # Up to so many elements, rows of unknown length are taken one element at a time.
 _SINGLES = 256
 # Lengths of rows that get variants of their own, if they may be longer.
@@ -62,6 +66,9 @@ _REGISTERS, _REGISTERS_BESIDE = 65536, 44
 _BY_ROWS = ((2, (64, 1)), (8, (128, 2)), (None, (256, 4)))
 _BY_VECTORS = ((512, (128, 4)), (None, (512, 2)))
 _BY_ELEMENTS = ((1024, (256, 1, 4)), (None, (512, 2, 8)))
+# Bytes that a multiprocessor has to have asked for so that memory is never idle: its share of 4.8 TB/s
+# in a latency of a microsecond. And vectors that a thread asks for together at most.
+_BYTES_ON_THEIR_WAY, _MOST_VECTORS = 40000, 4
 # Most rows of a multiprocessor for which several warps share each, elements of a thread then, and
 # warps up to which that is so.
 _FEW_ROWS, _FEW_ELEMENTS, _MOST_SHARING = 2, 4, 8
@@ -82,7 +89,7 @@ def choose_schedules(
     problem: LoopProblem, phases: Sequence[Phase], sizes: SizeRanges, device: Device
 ) -> Choice:
     """See `lowering.choose`."""
-    chooser = _Chooser(problem, sizes, device)
+    chooser = Chooser(problem, sizes, device)
     first = phases[0]
     if len(phases) == 1 and isinstance(first, Rows):
         return chooser.rows(first)
@@ -94,20 +101,28 @@ def choose_schedules(
     return chooser.single(schedule, "several ways of reducing, one element at a time")
 
 
-class _Chooser:
+class Chooser:
+    """Chooses for one kernel."""
+
     def __init__(self, problem: LoopProblem, sizes: SizeRanges, device: Device) -> None:
-        self._problem, self._processors = problem, device.multiprocessors
+        self.problem, self._processors = problem, device.multiprocessors
         self._ranges = Ranges(dict(sizes))
         bounds = [self._ranges.bounds(size)[1] for size in problem.sizes]
         self._wide = any(bound is None or bound > MAX_NARROW for bound in bounds)
+        self._wide |= any(
+            write.into is not None and is_scaled(loop, write)
+            for loop in problem.loops
+            for write in loop.writes
+        )
 
     # Buckets --------------------------------------------------------------------------------------
 
     def single(self, schedule: LoopSchedule, reason: str) -> Choice:
         """The one variant for all sizes."""
-        return [], [((), (), self._text(schedule), reason)]
+        return [], [((), (), self.text(schedule), reason)]
 
-    def _text(self, schedule: LoopSchedule) -> str:
+    def text(self, schedule: LoopSchedule) -> str:
+        """The name of a variant, with indices as wide as the kernel needs."""
         return str(replace(schedule, wide=self._wide))
 
     def _by(self, axis: Expr, tiers: Sequence[_Tier]) -> Choice:
@@ -125,7 +140,7 @@ class _Chooser:
                 upper = tier.most
             if upper is not None and upper < least:
                 continue
-            buckets.append(((least,), (upper,), self._text(tier.schedule), tier.reason))
+            buckets.append(((least,), (upper,), self.text(tier.schedule), tier.reason))
             if upper is None or upper == greatest:
                 break
             least = upper + 1
@@ -135,7 +150,7 @@ class _Chooser:
 
     # Vectors --------------------------------------------------------------------------------------
 
-    def _lengths(self, align: Callable[[int], Alignment]) -> list[int]:
+    def lengths(self, align: Callable[[int], Alignment]) -> list[int]:
         """Lengths of vectors that a phase can have, longest first."""
         widths = self._widths(align(2))
         if not widths:
@@ -146,8 +161,8 @@ class _Chooser:
 
     def _widths(self, alignment: Alignment) -> list[int]:
         """Bytes of an element of each tensor that has vectors."""
-        outputs = (m for memories in self._problem.outputs.values() for m in memories)
-        memories = (*self._problem.inputs.values(), *outputs)
+        outputs = (m for memories in self.problem.outputs.values() for m in memories)
+        memories = (*self.problem.inputs.values(), *outputs)
         widths = {memory.operand: bytes_of(memory.element) for memory in memories}
         return [widths[operand] for operand, _ in alignment.operands]
 
@@ -157,7 +172,7 @@ class _Chooser:
         """The schedules of elements that are independent, by their number."""
 
         def longest(phase: Points) -> int:
-            return self._lengths(lambda n: points_alignment(self._problem, phase, n))[0]
+            return self.lengths(lambda n: points_alignment(self.problem, phase, n))[0]
 
         length = min(map(longest, phases))
         registers = max(self._point_registers(phase, length) for phase in phases)
@@ -168,8 +183,41 @@ class _Chooser:
             schedule = LoopSchedule(vector=length, threads=threads, ctas=ctas)
             reason = f"{_elements(length)} a thread at once, {_residents(schedule)}"
             tiers.append(_Tier(most, schedule, reason))
+        tiers[-1] = self._unrolled(tiers[-1], phases, registers)
         # Of several spaces, the first one decides.
         return self._by(product(phases[0].loop.space), tiers)
+
+    def _unrolled(self, tier: _Tier, phases: Sequence[Points], registers: int) -> _Tier:
+        """The schedule of large spaces, with as many vectors at once as keep enough bytes on their
+        way for the memory's latency and throughput, and as registers allow."""
+        schedule = tier.schedule
+        loaded = min(map(self._bytes_loaded, phases))
+        threads = schedule.threads * schedule.ctas
+        at_once = loaded * schedule.vector * threads
+        own = max(loaded * schedule.vector // 4, 1)  # registers of what one vector loads
+        free = _REGISTERS // threads - registers
+        vectors = 1
+        while vectors < _MOST_VECTORS and at_once and at_once * vectors < _BYTES_ON_THEIR_WAY:
+            if own * (2 * vectors - 1) > free:
+                break
+            vectors *= 2
+        if vectors == 1:
+            return tier
+        reason = tier.reason.replace(" a thread at once", f" a thread, {vectors} times at once")
+        return _Tier(tier.most, replace(schedule, chunks=vectors), reason)
+
+    def _bytes_loaded(self, phase: Points) -> int:
+        """Bytes that an element takes from memory: of tensors that are read along all dims."""
+        loop, inputs = phase.loop, self.problem.inputs
+        if loop.writes[0].into is not None:
+            return 0
+        dims = {dim for dim, size in enumerate(loop.space) if size.constant != 1}
+        return sum(
+            bytes_of(inputs[read.tensor].element)
+            for read in loop.reads
+            if read.tensor in inputs
+            and dims <= {dim for index in read.indices for dim in index.dims()}
+        )
 
     def _point_registers(self, phase: Points, length: int) -> int:
         """Registers of a thread that computes so many elements at once, about."""
@@ -182,8 +230,8 @@ class _Chooser:
 
     def columns(self, phase: Columns) -> Choice:
         """The schedules of reductions side by side, by the number of elements."""
-        lengths = self._lengths(lambda n: columns_alignment(self._problem, phase, n))
-        widths = self._widths(columns_alignment(self._problem, phase, 2))
+        lengths = self.lengths(lambda n: columns_alignment(self.problem, phase, n))
+        widths = self._widths(columns_alignment(self.problem, phase, 2))
         steps = product(phase.loop.space[phase.kept :]).constant
         tiers = []
         for elements, (threads, ctas, bytes_) in _BY_ELEMENTS:
@@ -206,7 +254,7 @@ class _Chooser:
         unknown = [size for size in columns if size.constant is None]
         count = product(phase.rows)
         if not unknown:
-            lengths = self._lengths(lambda n: rows_alignment(self._problem, phase, n))
+            lengths = self.lengths(lambda n: rows_alignment(self.problem, phase, n))
             return self._by(count, self._row_tiers(phase, max(known), lengths))
         bounds = [self._ranges.bounds(size)[1] for size in unknown]
         most = None if None in bounds else max(bound or 0 for bound in bounds)
@@ -219,15 +267,17 @@ class _Chooser:
         tiers = []
         for bound in (*_ROW_BOUNDS, None):
             upper = bound if most is None or (bound is not None and bound < most) else most
-            last = self._row_tiers(phase, upper, self._row_lengths(phase, upper))[-1]
-            tiers.append(replace(last, most=bound))
-        return self._by(unknown[0], tiers)
+            found = self._row_tiers(phase, upper, self._row_lengths(phase, upper))
+            # Of short rows, one variant for any number of them is enough.
+            found = found if bound is None else found[-1:]
+            tiers += [Tier(bound, tier.most, tier.schedule, tier.reason) for tier in found]
+        return boxes([unknown[0], count], tiers, self._ranges, self.text)
 
     def _row_lengths(self, phase: Rows, longest: int | None) -> list[int]:
         """Lengths of vectors for rows of unknown length up to `longest`."""
         if longest is not None and longest <= _SINGLES:
             return [1]  # one element a lane is as fast, and takes any length
-        return self._lengths(lambda n: rows_alignment(self._problem, phase, n))
+        return self.lengths(lambda n: rows_alignment(self.problem, phase, n))
 
     def _row_tiers(self, phase: Rows, longest: int | None, lengths: Sequence[int]) -> list[_Tier]:
         """The schedules for rows of up to so many elements, by the number of rows.
@@ -251,7 +301,27 @@ class _Chooser:
                 schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
                 return self._by_rows(schedule, registers, kept)
         schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
-        return [_Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")]
+        last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
+        return [*self._cluster_tiers(longest, lengths), last]
+
+    def _cluster_tiers(self, longest: int | None, lengths: Sequence[int]) -> list[_Tier]:
+        """The schedules for so few long rows that CTAs would be idle: clusters share each."""
+        tiers = []
+        for cluster in CLUSTERS:
+            size = _CLUSTER_THREADS * cluster
+            length, chunks = lengths[0], 0
+            counts = {n: -(-(longest or 0) // (n * size)) for n in lengths}
+            fits = [n for n in lengths if counts[n] * n * self._words <= _CLUSTER_KEPT]
+            if longest is not None and fits:
+                length, chunks = fits[0], max(counts[fits[0]], 1)
+            keeps = f"{_elements(length * chunks)} of it kept in each thread"
+            keeps = keeps if chunks else "read again in every pass"
+            warps = _CLUSTER_THREADS // WARP
+            schedule = LoopSchedule(length, warps, chunks, _CLUSTER_THREADS, 1, cluster)
+            most = self._processors // cluster
+            reason = f"up to {most} long rows, each shared by a cluster of {cluster} CTAs, {keeps}"
+            tiers.append(_Tier(most, schedule, reason))
+        return tiers
 
     def _are_few(self, rows: Expr) -> bool:
         """Whether there are never more rows than warps that should share them."""
@@ -277,15 +347,15 @@ class _Chooser:
     @property
     def _words(self) -> int:
         """Registers of an element."""
-        elements = [write.element for loop in self._problem.loops for write in loop.writes]
-        elements += element_types(self._problem)
+        elements = [write.element for loop in self.problem.loops for write in loop.writes]
+        elements += element_types(self.problem)
         return 2 if any(isinstance(element, ir.F64Type) for element in elements) else 1
 
     def _registers(self, phase: Rows, kept: int) -> int:
         """Registers of a thread that keeps so many elements of a row, about."""
         elements = 2 * kept  # what is loaded, and what is made of it
-        if loads_shared_ahead(self._problem, phase, kept):
-            elements += (kept * shared_inputs(self._problem, phase) + 1) // 2  # packed, mostly
+        if loads_shared_ahead(self.problem, phase, kept):
+            elements += (kept * shared_inputs(self.problem, phase) + 1) // 2  # packed, mostly
         return (_REGISTERS_BESIDE + elements) * self._words
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from mlir.dialects import arith, llvm, nvvm
+from mlir.dialects import arith, llvm
 
 from shapejit.passes.gpu_loops.alignment import Alignment
 from shapejit.passes.gpu_loops.evaluate import Evaluator, Vector, are_aligned
 from shapejit.passes.gpu_loops.indexing import Indexer
 from shapejit.passes.gpu_loops.problem import LoopProblem
+from shapejit.passes.gpu_loops.reduce import Team
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, add, compare, i32, i64, mul, urem, value
-from shapejit.passes.nvgpu.function import KernelFunction, Threads
+from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.symbolic import Expr
 
@@ -32,8 +33,9 @@ class Emission:
         evaluator: gives values.
         indexer: gives indices.
         threads: where the thread is in its CTA.
-        cta: number of the CTA, of the index type.
-        ctas: CTAs of the grid, of the index type.
+        cta: number of the CTA, or of its cluster, of the index type.
+        ctas: CTAs, or clusters, of the grid, of the index type.
+        rank: number of the CTA in its cluster, i32; 0 without one.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class Emission:
         self.indexer = Indexer(function, schedule.wide)
         self.evaluator = Evaluator(problem, function, self.indexer)
         self.threads = Threads.read()
-        self.cta = self.index(nvvm.read_ptx_sreg_ctaid_x(i32()))
-        self.ctas = self.index(nvvm.read_ptx_sreg_nctaid_x(i32()))
+        units = Units.read(schedule.cluster)
+        self.cta, self.ctas = self.index(units.unit), self.index(units.units)
+        self.rank = units.rank
         self._shared: SharedMemory | None = None
 
     # Places in the grid ---------------------------------------------------------------------------
@@ -54,6 +57,10 @@ class Emission:
         if self.indexer.type == i32():
             return number
         return arith.extui(self.indexer.type, number)
+
+    def team(self, warps: int) -> Team:
+        """The team that takes a row: so many warps, or all CTAs of a cluster."""
+        return Team(self.threads, warps, self.schedule.cluster, self.rank)
 
     def shared(self, bytes_: int) -> tuple[SharedMemory, int]:
         """New shared memory and its offset there."""

@@ -25,8 +25,12 @@ from shapejit.passes.gpu_loops.problem import (
     loop_problem,
 )
 from shapejit.passes.gpu_loops.reduce import Reduction
+from shapejit.passes.gpu_loops.row_choice import choose_row_op
+from shapejit.passes.gpu_loops.row_ops import RowOp, Scan, Sort, row_op_of, row_op_problem
 from shapejit.passes.gpu_loops.rows import emit_rows, rows_units
+from shapejit.passes.gpu_loops.scans import emit_scan, scan_units
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
+from shapejit.passes.gpu_loops.sorts import check_sort, emit_sort, sort_units
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.lowering import INTERFACE
@@ -38,17 +42,21 @@ _UNITS: dict[type[Any], Callable[[Any, LoopSchedule], Expr]] = {
     Points: points_units,
     Rows: rows_units,
     Columns: columns_units,
+    Scan: scan_units,
+    Sort: sort_units,
 }
 _EMITTERS: dict[type[Any], Callable[[Emission, Any], None]] = {
     Points: emit_points,
     Rows: emit_rows,
     Columns: emit_columns,
+    Scan: emit_scan,
+    Sort: emit_sort,
 }
 
 
 def serves(kernel: Any) -> bool:
-    """Whether a ``shapejit.kernel`` is one of loops and views only."""
-    return is_loops(kernel)
+    """Whether a ``shapejit.kernel`` is one of loops and views only, or of a scan or a sort."""
+    return is_loops(kernel) or row_op_of(kernel) is not None
 
 
 def check(kernel: Any) -> None:
@@ -60,18 +68,26 @@ def check(kernel: Any) -> None:
     _checked(kernel)
 
 
-def _checked(kernel: Any) -> tuple[LoopProblem, list[Phase]]:
+def _checked(kernel: Any) -> tuple[LoopProblem, list[Phase | RowOp]]:
+    if row_op_of(kernel) is not None:
+        problem, row_op = row_op_problem(kernel)
+        _check_elements(problem)
+        return problem, [row_op]
     problem = loop_problem(kernel)
-    for element in element_types(problem):
-        if not is_known(element):
-            raise LoweringError(f"has tensors of {element}, for which there is no GPU code")
+    _check_elements(problem)
     for loop in problem.loops:
         if loop.block is not None:
             check_body(loop.block)
         for write in loop.writes:
             if write.kind is not None:
                 Reduction(write.kind, compute_type(write.element))
-    return problem, phases(problem)
+    return problem, [*phases(problem)]
+
+
+def _check_elements(problem: LoopProblem) -> None:
+    for element in element_types(problem):
+        if not is_known(element):
+            raise LoweringError(f"has tensors of {element}, for which there is no GPU code")
 
 
 def choose(kernel: Any, sizes: SizeRanges, device: Device) -> tuple[list[Expr], list[Bucket]]:
@@ -90,7 +106,10 @@ def choose(kernel: Any, sizes: SizeRanges, device: Device) -> tuple[list[Expr], 
         LoweringError: it cannot be lowered.
     """
     problem, found = _checked(kernel)
-    return choose_schedules(problem, found, sizes, device)
+    first, *_ = found
+    if isinstance(first, RowOp):
+        return choose_row_op(problem, first, sizes, device)
+    return choose_schedules(problem, phases(problem), sizes, device)
 
 
 def lower(
@@ -128,6 +147,7 @@ def lower(
             architecture,
             threads=schedule.threads,
             block=block,
+            cluster=schedule.cluster,
             ctas_per_sm=schedule.ctas,
             programmatic=programmatic,
         )
@@ -140,12 +160,15 @@ def lower(
     return interface
 
 
-def _check_fit(found: Sequence[Phase], schedule: LoopSchedule) -> None:
+def _check_fit(found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> None:
     """Refuses a schedule that a phase cannot have.
 
     Raises:
         LoweringError: it cannot.
     """
+    for phase in found:
+        if isinstance(phase, Sort):
+            check_sort(phase, schedule)
     warps = schedule.threads // 32
     if any(isinstance(phase, Columns) for phase in found) and schedule.vector > warps:
         raise LoweringError(
@@ -157,7 +180,7 @@ def _check_fit(found: Sequence[Phase], schedule: LoopSchedule) -> None:
 def _emit(
     function: KernelFunction,
     problem: LoopProblem,
-    found: Sequence[Phase],
+    found: Sequence[Phase | RowOp],
     schedule: LoopSchedule,
 ) -> int:
     """Emits the body and returns the bytes of shared memory."""
@@ -171,6 +194,6 @@ def _emit(
         return emission.shared_bytes
 
 
-def _grid(function: KernelFunction, found: Sequence[Phase], schedule: LoopSchedule) -> Grid:
+def _grid(function: KernelFunction, found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> Grid:
     units = [_UNITS[type(phase)](phase, schedule) for phase in found]
     return Grid(((function.value_number(sum(units, ZERO)), 1),), schedule.ctas)

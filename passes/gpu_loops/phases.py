@@ -36,7 +36,8 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 @dataclass(frozen=True)
 class Points:
-    """Results of a loop, element by element; its dims are in the order of the first result's.
+    """Results of a loop, element by element; its dims are in the order of the first result's, or as
+    they are in a scatter, whose only result it is.
 
     Attributes:
         loop: the loop.
@@ -114,6 +115,9 @@ def phases(problem: LoopProblem) -> list[Phase]:
     _check_reads(problem)
     found: list[Phase] = []
     for loop in problem.loops:
+        if loop.writes[0].into is not None:
+            found.append(Points(loop, (0,)))
+            continue
         groups: dict[tuple[int, ...], list[int]] = {}
         for position, write in enumerate(loop.writes):
             if write.tensor in problem.outputs:

@@ -19,15 +19,25 @@ from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Points
 from shapejit.passes.gpu_loops.problem import Indices, LoopProblem
+from shapejit.passes.gpu_loops.scatter import Places, has_vectors
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
-from shapejit.passes.nvgpu.builder import Num, Value, add, mul, select
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    Value,
+    add,
+    compare,
+    mul,
+    select,
+    sub,
+    udiv,
+)
 from shapejit.symbolic import Expr, product
 
 
 def points_alignment(problem: LoopProblem, phase: Points, length: int) -> Alignment:
     """What vectors of a length need."""
-    space = phase.loop.space
-    if not space:
+    space, first = phase.loop.space, phase.loop.writes[0]
+    if not space or (first.into is not None and not has_vectors(phase.loop, first)):
         return Alignment(1)
     written = [
         Access(memory, space, write.indices)
@@ -88,12 +98,45 @@ class _Points:
         self._loop(add(self._first, done), self._indexer.ssa(total), total, 1)
 
     def _loop(self, first: Num, limit: Value, count: Expr, length: int) -> None:
+        several = self._emission.schedule.chunks if length > 1 else 1
+        if several > 1:
+            first = self._several(first, limit, count, length, several)
+        self._strided(first, limit, count, length, 1)
+
+    def _several(self, first: Num, limit: Value, count: Expr, length: int, several: int) -> Num:
+        """Takes several vectors at once as often as all of them are there; returns what is next."""
+        reach = mul(self._step, several - 1)
+        stride = mul(self._step, several)
+        last = sub(limit, reach)
+        self._strided(first, self._emission.ssa(last), count, length, several)
+        missing = self._emission.ssa(sub(last, first))
+        rounds = udiv(add(missing, sub(stride, 1)), stride)
+        rounds = select(compare("sgt", missing, 0), rounds, 0)
+        return add(first, mul(rounds, stride))
+
+    def _strided(self, first: Num, limit: Value, count: Expr, length: int, several: int) -> None:
+        step = self._emission.ssa(self._step)
+
         def body(index: Expr, _: list[Value]) -> Sequence[Value]:
             with self._emission.evaluator.inside():
-                self._vector(index, length)
+                places = [index]
+                for number in range(1, several):
+                    further = add(self._indexer.ssa(index), mul(step, number))
+                    places.append(self._indexer.variable(further, count))
+                for each in places if several > 1 else ():
+                    self._prefetch(each, length)
+                for each in places:
+                    self._vector(each, length)
             return ()
 
-        self._indexer.loop(first, limit, body, step=self._step, size=count)
+        self._indexer.loop(first, limit, body, step=mul(self._step, several), size=count)
+
+    def _prefetch(self, index: Expr, length: int) -> None:
+        """Starts the loads of a vector."""
+        lane, loop = self._emission.lanes(length), self._phase.loop
+        assert lane.dim_index is not None
+        with self._emission.evaluator.vector(Vector(length, lane.dim_index)):
+            self._emission.evaluator.prefetch(loop.reads, self._place(index, length, lane))
 
     def _vector(self, index: Expr, length: int) -> None:
         """The elements of one vector, by its number."""
@@ -101,9 +144,12 @@ class _Points:
         lane = emission.lanes(length)
         place = self._place(index, length, lane) if self._space else ()
         found = emission.elements(lane, length, None, lambda: evaluator.results(loop, place))
-        replaced = dict(enumerate(place))
         number = lane.dim_index
         assert number is not None
+        if loop.writes[0].into is not None:
+            self._scatter(place, found, length, number)
+            return
+        replaced = dict(enumerate(place))
         with evaluator.vector(Vector(length, number)):
             for position in self._phase.positions:
                 write = loop.writes[position]
@@ -111,6 +157,17 @@ class _Points:
                 values = [element[position] for element in found]
                 for memory in emission.problem.outputs[write.tensor]:
                     evaluator.store(memory, indices, values)
+
+    def _scatter(
+        self, place: Indices, found: Sequence[Sequence[Value]], length: int, lane: int
+    ) -> None:
+        """Stores the elements of a vector at the place of the first one."""
+        emission, loop = self._emission, self._phase.loop
+        indices, inside = Places(emission, loop, loop.writes[0]).find(place, found[0][1:])
+        values = [element[0] for element in found]
+        with emission.evaluator.vector(Vector(length, lane, condition=inside)):
+            for memory in emission.problem.outputs[loop.writes[0].tensor]:
+                emission.evaluator.store(memory, indices, values)
 
     def _place(self, index: Expr, length: int, lane: Expr) -> Indices:
         """The indices of a vector's elements."""

@@ -22,7 +22,7 @@ Key: TypeAlias = Hashable
 
 Indices: TypeAlias = tuple[Expr, ...]
 
-_OPS = ("shapejit.loop", "shapejit.view")
+_OPS = ("shapejit.loop", "shapejit.scatter", "shapejit.view")
 _EXACT_OPS = (
     *("arith.cmpf", "arith.fptosi", "arith.fptoui", "arith.bitcast", "arith.remf"),
     *("math.ceil", "math.floor", "math.roundeven", "math.trunc"),
@@ -66,12 +66,15 @@ class Write:
             of one without the dims that are reduced.
         element: its element type.
         kind: None, or how the elements that go to one place are combined (add, mul, max, ..).
+        into: sizes of the tensor that a scatter updates; its indices are then any, over the loop's
+            dims and after them the positions, which are all of its reads but the first.
     """
 
     tensor: Key
     indices: Indices
     element: Type
     kind: str | None = None
+    into: Indices | None = None
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -87,7 +90,7 @@ class Loop:
         space: sizes of d0, d1, ..
         reads: the body's arguments.
         writes: what the body yields.
-        block: the body; None for a copy of the only input.
+        block: the body; None for a copy of the only input, or a scatter of the first one.
         dims: where each dim of the body's own ``shapejit.index`` is among the dims of the space.
         captures: tensors that the body reads with ``tensor.extract``.
     """
@@ -179,19 +182,20 @@ def loop_problem(kernel: Any) -> LoopProblem:
         if op.name not in _OPS:
             raise LoweringError(f"holds '{op.name}' beside loops; loops share a kernel with views")
     inputs: dict[Key, Memory] = {
-        value: _memory(number, value) for number, value in enumerate(body.arguments)
+        value: memory_of(number, value) for number, value in enumerate(body.arguments)
     }
     outputs: dict[Key, tuple[Memory, ...]] = {}
     for number, value in enumerate(terminator.operands):
         if value in inputs:
             raise LoweringError("yields one of its arguments; a kernel writes what it yields")
-        memory = _memory(len(inputs) + number, value)
+        memory = memory_of(len(inputs) + number, value)
         outputs[value] = (*outputs.get(value, ()), memory)
-    loops = [_view(op) if op.name == "shapejit.view" else _loop(op) for op in ops]
+    loops = [_MAKERS[op.name](op) for op in ops]
     return LoopProblem(_live(loops, outputs), inputs, outputs)
 
 
-def _memory(operand: int, value: Any) -> Memory:
+def memory_of(operand: int, value: Any) -> Memory:
+    """The memory of an argument or result of the kernel."""
     return Memory(operand, sir.shape_of(value), value.type.element_type)
 
 
@@ -236,6 +240,23 @@ def _view(op: Any) -> Loop:
         block=None,
         dims=tuple(range(len(space))),
     )
+
+
+def _scatter(op: Any) -> Loop:
+    [result] = op.results
+    *maps, dest = (map_exprs(map_) for map_ in sir.op_maps(op))
+    space = sir.attr_sizes(op.attributes["space"])
+    write = Write(result, dest, result.type.element_type, into=sir.shape_of(result))
+    return Loop(
+        space=space,
+        reads=tuple(map(Read, op.operands, maps)),
+        writes=(write,),
+        block=None,
+        dims=tuple(range(len(space))),
+    )
+
+
+_MAKERS = {"shapejit.loop": _loop, "shapejit.scatter": _scatter, "shapejit.view": _view}
 
 
 def identity(rank: int) -> Indices:

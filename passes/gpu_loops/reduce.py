@@ -28,6 +28,7 @@ from shapejit.passes.nvgpu.builder import (
     i64,
     integer,
     mul,
+    pointer,
     value,
 )
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -137,11 +138,13 @@ def _from_words(words: Sequence[Value], type_: Type) -> Value:
 # Lanes and warps ----------------------------------------------------------------------------------
 
 
-def _exchanged(number: Value, distance: int) -> Value:
-    """The value of the lane whose number differs in one bit."""
-    kind = ir.Attribute.parse("#nvvm<shfl_kind bfly>")
+def shuffled(kind: str, number: Value, place: Num) -> Value:
+    """The value of another lane: ``bfly`` of the one whose number differs in these bits, ``up`` of
+    the one so many below (in the lowest lanes their own), ``idx`` of this number."""
+    clamp = constant(0 if kind == "up" else WARP - 1)
+    attribute = ir.Attribute.parse(f"#nvvm<shfl_kind {kind}>")
     words = [
-        nvvm.shfl_sync(i32(), constant(-1), word, constant(distance), constant(WARP - 1), kind)
+        nvvm.shfl_sync(i32(), constant(-1), word, value(place), clamp, attribute)
         for word in _to_words(number)
     ]
     return _from_words(words, number.type)
@@ -155,7 +158,7 @@ def across_lanes(
     distance = lanes // 2
     while distance:
         totals = [
-            reduction.combine(total, _exchanged(total, distance))
+            reduction.combine(total, shuffled("bfly", total, distance))
             for reduction, total in zip(reductions, totals, strict=True)
         ]
         distance //= 2
@@ -183,30 +186,63 @@ def get(memory: SharedMemory, offset: Num, type_: Type) -> Value:
     return _from_words(words, type_)
 
 
+def get_remote(memory: SharedMemory, offset: Num, cta: Num, type_: Type) -> Value:
+    """Loads a value from a cell of the shared memory of a CTA of the cluster, by its number."""
+    local = memory.pointer(offset)
+    remote = nvvm.mapa(pointer(7), local, value(cta))
+    address = llvm.ptrtoint(i32(), remote)
+    count = 2 if int(type_.width) == 64 else 1
+    words = [
+        ptx.assembly(
+            i32(), f"ld.shared::cluster.b32 $0, [$1+{4 * place}];", "=r,r", [address], pure=False
+        )
+        for place in range(count)
+    ]
+    return _from_words(words, type_)
+
+
 @dataclass(frozen=True)
 class Team:
-    """Warps that reduce together: a warp, or all of a CTA.
+    """Warps that reduce together: a warp, all of a CTA, or all of a cluster of CTAs.
 
     Attributes:
         threads: where the thread is.
-        warps: how many, a power of 2.
+        warps: how many of a CTA, a power of 2.
+        cluster: CTAs; with more than one, all warps of each are of the team.
+        rank: number of the CTA in its cluster, i32.
     """
 
     threads: Threads
     warps: int
+    cluster: int = 1
+    rank: Num = 0
 
     @property
     def size(self) -> int:
         """Threads of the team."""
-        return self.warps * WARP
+        return self.warps * WARP * self.cluster
 
     @property
     def member(self) -> Value:
         """The thread's number in the team, i32."""
-        return self.threads.lane if self.warps == 1 else self.threads.thread
+        if self.warps == 1 and self.cluster == 1:
+            return self.threads.lane
+        return add(self.threads.thread, mul(self.rank, self.warps * WARP))
+
+    def synchronize(self) -> None:
+        """A barrier of the team, which publishes what its threads wrote to memory."""
+        if self.cluster > 1:
+            nvvm.cluster_arrive()
+            nvvm.cluster_wait()
+        elif self.warps > 1:
+            gpu.barrier()
+        else:
+            nvvm.bar_warp_sync(constant(-1))
 
     def bytes_needed(self, values: int) -> int:
         """Shared memory that `reduce` of so many values needs."""
+        if self.cluster > 1:
+            return values * (self.warps + 1) * CELL_BYTES
         return 0 if self.warps == 1 else values * self.warps * CELL_BYTES
 
     def reduce(
@@ -221,8 +257,18 @@ class Team:
             memory: with `bytes_needed`, not used for anything else until another barrier.
         """
         totals = across_lanes(reductions, values)
-        if self.warps == 1:
-            return totals
+        if self.warps > 1:
+            totals = self._across_warps(reductions, totals, memory)
+        if self.cluster > 1:
+            totals = self._across_ctas(reductions, totals, memory)
+        return totals
+
+    def _across_warps(
+        self,
+        reductions: Sequence[Reduction],
+        totals: Sequence[Value],
+        memory: tuple[SharedMemory, int] | None,
+    ) -> list[Value]:
         assert memory is not None
         shared, start = memory
         first = compare("eq", self.threads.lane, 0)
@@ -236,6 +282,27 @@ class Team:
             for number, reduction in enumerate(reductions)
         ]
         return across_lanes(reductions, parts, self.warps)
+
+    def _across_ctas(
+        self,
+        reductions: Sequence[Reduction],
+        totals: Sequence[Value],
+        memory: tuple[SharedMemory, int] | None,
+    ) -> list[Value]:
+        """Each CTA leaves its parts in cells of its own, which all others read, in order."""
+        assert memory is not None
+        shared, start = memory
+        start += self._row(len(reductions))
+        first = compare("eq", self.threads.thread, 0)
+        for number, total in enumerate(totals):
+            put(shared, start + number * CELL_BYTES, total, first)
+        self.synchronize()
+        found = []
+        for number, reduction in enumerate(reductions):
+            cell = start + number * CELL_BYTES
+            parts = [get_remote(shared, cell, cta, reduction.type) for cta in range(self.cluster)]
+            found.append(reduction.together(parts))
+        return found
 
     def _row(self, number: int) -> int:
         return number * self.warps * CELL_BYTES

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rows: reductions over the last dims, and clusters of loops that share rows.
 
-A team (a warp or a CTA) takes a row at a time. Where its length allows, every thread has a fixed
-set of the row's vectors: the passes are emitted one after the other without loops, and what one
-loads or computes stays in registers for the next. Else each pass is a loop that reads it again.
+A team (a warp, a CTA, or a cluster of them) takes a row at a time. Where its length allows, every
+thread has a fixed set of the row's vectors: the passes are emitted one after the other without
+loops, and what one loads or computes stays in registers for the next. Else each pass is a loop that
+reads it again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlir.dialects import arith, gpu
+from mlir.dialects import arith
 
 from shapejit.passes.gpu_loops.alignment import Access, Alignment, alignment
 from shapejit.passes.gpu_loops.bodies import compute_type
@@ -20,7 +21,7 @@ from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Rows, Stage
 from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Read, Write
-from shapejit.passes.gpu_loops.reduce import Reduction, Team
+from shapejit.passes.gpu_loops.reduce import Reduction
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, compare
 from shapejit.symbolic import Expr, product
@@ -125,7 +126,7 @@ class _Rows:
         self._emission, self._phase = emission, phase
         self._indexer, self._evaluator = emission.indexer, emission.evaluator
         self._schedule = schedule = emission.schedule
-        self._team = Team(emission.threads, schedule.warps)
+        self._team = emission.team(schedule.warps)
         self._member = self._indexer.variable(
             emission.index(self._team.member), self._team.size, level=0
         )
@@ -146,6 +147,8 @@ class _Rows:
         if needed.length > 1:
             ways.insert(0, (needed.length, self._schedule.chunks))
         self._choose(needed, [*ways, (1, 0)])
+        if self._team.cluster > 1:
+            self._team.synchronize()  # no CTA leaves while others read its shared memory
 
     def _choose(self, needed: Alignment, ways: Sequence[tuple[int, int]]) -> None:
         """Emits the first of several ways (length of vectors, chunks) whose conditions hold."""
@@ -212,7 +215,7 @@ class _Rows:
         for columns, stores in by_columns.items():
             self._stores(stores, columns, row, way)
         if len(self._memories) == 1:
-            gpu.barrier()  # the next row reuses the shared memory
+            self._team.synchronize()  # the next row reuses the shared memory
 
     # Stages ---------------------------------------------------------------------------------------
 

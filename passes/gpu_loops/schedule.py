@@ -9,6 +9,7 @@ A schedule says nothing about sizes, but for how much of a row is kept in regist
                                    multiprocessor
     loops_v4_w1_k3_t256_c4         a warp a row; 3 vectors of 4 elements of it in every thread
     loops_v8_w8_k2_t256_c4         8 warps a row
+    loops_v4_w32_k0_t1024_c1_x8    a cluster of 8 CTAs a row
     loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
 """
 
@@ -21,11 +22,12 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 _NAME = re.compile(
     r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
-    r"_c(?P<ctas>\d+)(?P<wide>_wide)?"
+    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<wide>_wide)?"
 )
 
 WARP = 32
 _MAX_THREADS = 1024
+_MAX_CLUSTER = 16
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +42,7 @@ class LoopSchedule:
             longer than what is so kept: the dispatch sees to that.
         threads: of a CTA.
         ctas: that a multiprocessor holds at once.
+        cluster: CTAs that share a row, a power of 2; each row then takes all warps of each of them.
         wide: whether indices have 64 bits; else no tensor has more than `MAX_NARROW` elements.
     """
 
@@ -48,15 +51,17 @@ class LoopSchedule:
     chunks: int = 0
     threads: int = 256
     ctas: int = 4
+    cluster: int = 1
     wide: bool = False
 
     @property
     def row_capacity(self) -> int:
         """Elements of a row that registers hold."""
-        return self.vector * self.chunks * self.warps * WARP
+        return self.vector * self.chunks * self.warps * WARP * self.cluster
 
     def __str__(self) -> str:
         text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
+        text += f"_x{self.cluster}" if self.cluster > 1 else ""
         return text + ("_wide" if self.wide else "")
 
     @staticmethod
@@ -78,6 +83,7 @@ class LoopSchedule:
             chunks=int(match["chunks"]),
             threads=int(match["threads"]),
             ctas=int(match["ctas"]),
+            cluster=int(match["cluster"] or 1),
             wide=match["wide"] is not None,
         )
         made.check()
@@ -89,7 +95,8 @@ class LoopSchedule:
         Raises:
             LoweringError: a rule is broken; the text says which.
         """
-        for name, value in (("vector", self.vector), ("warps", self.warps)):
+        powers = ("vector", "warps", "cluster")
+        for name, value in ((each, getattr(self, each)) for each in powers):
             if value < 1 or value & (value - 1):
                 raise LoweringError(f"has {name} = {value} in its schedule; it is a power of 2")
         if self.vector > WARP // 2:
@@ -103,6 +110,11 @@ class LoopSchedule:
             raise LoweringError(
                 f"has rows of {self.warps} warps in CTAs of {self.threads} threads; rows that "
                 "several warps share take a whole CTA"
+            )
+        if self.cluster > _MAX_CLUSTER or (self.cluster > 1 and self.warps * WARP != self.threads):
+            raise LoweringError(
+                f"has rows of {self.cluster} CTAs with {self.warps} warps of each in its schedule; "
+                f"up to {_MAX_CLUSTER} CTAs share a row, with all of their warps"
             )
         if self.ctas < 1:
             raise LoweringError("has no CTA on a multiprocessor in its schedule")

@@ -31,3 +31,13 @@ func.func @scalar_op(%x: !x) -> !x {
   }
   return %0 : !x
 }
+
+// -----
+
+!x = tensor<8xf32, #shapejit.shape<[8]>>
+#id = affine_map<(d0) -> (d0)>
+func.func @made_otherwise(%x: !x, %y: !x) -> (!x {shapejit.updates = 1 : i64}) {
+  %0 = shapejit.scatter over [8] from(%y at #id : !x) into(%x at #id : !x)
+  // expected-error @below {{result 0 is to be the new value of argument 1, but is not made by scatters into it}}
+  return %0 : !x
+}

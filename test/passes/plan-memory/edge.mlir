@@ -41,19 +41,38 @@ func.func @growing_slot(%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor
 
 // -----
 
-// Sizes that cannot be compared (n * 32 and m * 64) never share a slot.
+// Sizes that cannot be compared (n * 32 and m * 64) share a slot if they are about as large at sizes
+// within the ranges. The host program takes the larger one.
 
 module @a {}
 shapejit.symbol @n {id = 0, min = 1, max = 64}
 shapejit.symbol @m {id = 1, min = 1, max = 64}
 
 // CHECK-LABEL: func.func @incomparable
-// CHECK-SAME: #shapejit.shape<[s0 * 32, s0 * 32, s1 * 64]>
+// CHECK-SAME: shapejit.arena = [#shapejit.shape<[s0 * 32, s1 * 64]>, #shapejit.shape<[s0 * 32]>]
 func.func @incomparable(%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>> {
   %0 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%x) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
   %1 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%0) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
   %2 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%1) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x16xf32, #shapejit.shape<[s1, 16]>>
   %3 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%2) : (tensor<?x16xf32, #shapejit.shape<[s1, 16]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+  return %3 : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+}
+
+// -----
+
+// Of sizes that differ by more, a value gets a slot of its own: it would keep the large one out.
+
+module @a {}
+shapejit.symbol @n {id = 0, min = 1, max = 64}
+shapejit.symbol @m {id = 1, min = 1, max = 64}
+
+// CHECK-LABEL: func.func @unlike
+// CHECK-SAME: #shapejit.shape<[s0 * 32, s0 * 32, s1 * 1024]>
+func.func @unlike(%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>> {
+  %0 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%x) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+  %1 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%0) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
+  %2 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%1) : (tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) -> tensor<?x256xf32, #shapejit.shape<[s1, 256]>>
+  %3 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%2) : (tensor<?x256xf32, #shapejit.shape<[s1, 256]>>) -> tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
   return %3 : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
 }
 
