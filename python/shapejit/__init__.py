@@ -29,7 +29,7 @@ _LAZY = {
 
 
 # Modules that are part of the interface.
-_MODULES = ("cache", "logs", "ops")
+_MODULES = ("cache", "logs", "ops", "rules")
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,9 @@ _LEADERS = (
     "shapejit.gemm",
     "shapejit.conv",
     "shapejit.attention",
+    "shapejit.scatter",
+    "shapejit.scan",
+    "shapejit.sort",
     "shapejit.loop",
     "shapejit.view",
 )
@@ -78,6 +81,12 @@ def _why(ops: list[Any], leader: Any) -> str:
         return "a convolution"
     if leader.name == "shapejit.attention":
         return "scores, mask, softmax and values in one pass; the scores are never stored"
+    if leader.name == "shapejit.scan":
+        return "running combinations along rows"
+    if leader.name == "shapejit.sort":
+        return "rows sorted by records of value and place, or the head of that"
+    if leader.name == "shapejit.scatter":
+        return "elements written in place; what makes them is computed on the way"
     loops = [op for op in ops if op.name == "shapejit.loop"]
     if any(kind != "none" for op in loops for kind in sir.kinds(op)):
         if len(loops) > 1:
@@ -87,8 +96,9 @@ def _why(ops: list[Any], leader: Any) -> str:
 
 
 def _short(operator: str) -> str:
-    """``layer_norm`` of ``aten.layer_norm.default``."""
-    return operator.removeprefix("aten.").split(".")[0]
+    """``layer_norm`` of ``aten.layer_norm.default``, ``snake`` of ``mylib.snake``."""
+    namespace, _, name = operator.partition(".")
+    return name.split(".")[0] or namespace
 
 
 def operators(location: Any) -> Iterator[tuple[str, str | None]]:

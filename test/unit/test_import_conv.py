@@ -107,8 +107,10 @@ def test_results_are_channels_last() -> None:
     assert "tensor<1x5x5x16xf32" in text
 
 
-@pytest.mark.parametrize("mode", ["reflect", "circular"])
-def test_padding_modes_are_named(mode: str) -> None:
-    model = nn.Conv2d(4, 8, 3, padding=1, padding_mode=mode).eval()
-    with pytest.raises(ShapeJitError, match=mode):
-        import_model(model, (torch.randn(1, 4, 9, 9),))
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_modes(mode: str) -> None:
+    model = nn.Conv2d(4, 8, 3, padding=(2, 1), padding_mode=mode)
+    dims = {2: torch.export.Dim("h", min=3, max=16), 3: torch.export.Dim("w", min=3, max=16)}
+    imported = Imported(model, (torch.randn(1, 4, 9, 7),), (dims,))
+    for h, w in ((3, 3), (9, 7), (16, 4)):
+        imported.check(torch.randn(1, 4, h, w))

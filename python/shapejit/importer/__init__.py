@@ -18,14 +18,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from shapejit.artefacts import ConstraintInfo, SymbolSpec
-from shapejit.importer.convert import convert_program, parameters_of
-from shapejit.importer.decompose import decompose_program
 from shapejit.importer.export import CapturedModel, capture
 from shapejit.importer.model import ImportedModel
-from shapejit.importer.registry import rule_table
-from shapejit.importer.torch_mlir import import_program, output_nodes
 
-__all__ = ["ImportedModel", "import_model"]
+__all__ = ["CapturedModel", "ImportedModel", "capture", "import_captured", "import_model"]
 
 
 def import_model(
@@ -48,6 +44,24 @@ def import_model(
     seconds: dict[str, float] = {}
     with _timed(seconds, "export"):
         captured = capture(model, args, kwargs, dynamic_shapes)
+    imported = import_captured(captured)
+    imported.seconds = seconds | imported.seconds
+    return imported
+
+
+def import_captured(captured: CapturedModel) -> ImportedModel:
+    """Imports a model that was captured.
+
+    Raises:
+        ShapeJitError: as `import_model`.
+    """
+    # What a program that the cache has does without.
+    from shapejit.importer.convert import convert_program, parameters_of
+    from shapejit.importer.decompose import decompose_program
+    from shapejit.importer.registry import rule_table
+    from shapejit.importer.torch_mlir import import_program, output_nodes
+
+    seconds: dict[str, float] = {}
     with _timed(seconds, "decompose"):
         functional = decompose_program(captured.program, rule_table())
     with _timed(seconds, "torch-mlir"):
@@ -62,6 +76,9 @@ def import_model(
         inputs=converted.inputs,
         weights=tuple(weight.spec for weight in converted.weights),
         weight_tensors=tuple(weight.tensor for weight in converted.weights),
+        states=tuple(state.spec for state in converted.states),
+        state_tensors=tuple(state.tensor for state in converted.states),
+        updates=converted.updates,
         outputs=converted.outputs,
         output_tree=functional.program.call_spec.out_spec,
         constraints=tuple(

@@ -299,6 +299,54 @@ class Builder:
         value = self.ops.op("tensor.extract", self.types[table.dtype], [table.value, *indices])
         return Scalar(value, table.dtype)
 
+    # Rows -----------------------------------------------------------------------------------------
+
+    def scan(self, x: Tensor, kind: str, *, indexed: bool = False) -> list[Tensor]:
+        """A `shapejit.scan` along the last dim: values and, if `indexed`, places.
+
+        Args:
+            x: of rank 1 at least.
+            kind: ``add``, ``mul``, ``max``, ``min`` or ``logaddexp``.
+            indexed: only of ``max`` and ``min``.
+        """
+        attributes = {"kind": ir.StringAttr.get(kind, self.context)}
+        dtypes = [x.dtype, torch.int64] if indexed else [x.dtype]
+        return self._row_op("shapejit.scan", x, x.shape, dtypes, attributes)
+
+    def sort(self, x: Tensor, count: Expr, *, descending: bool) -> list[Tensor]:
+        """A `shapejit.sort` along the last dim: values and places.
+
+        Args:
+            x: of rank 1 at least.
+            count: how many elements of each sorted row are wanted.
+            descending: whether the greatest come first.
+        """
+        attributes = {"descending": ir.UnitAttr.get(self.context)} if descending else {}
+        shape = (*x.shape[:-1], count)
+        return self._row_op("shapejit.sort", x, shape, [x.dtype, torch.int64], attributes)
+
+    def _row_op(
+        self,
+        name: str,
+        x: Tensor,
+        shape: Shape,
+        dtypes: Sequence[torch.dtype],
+        attributes: dict[str, Any],
+    ) -> list[Tensor]:
+        identity = [Expr.dim(dim) for dim in range(x.rank)]
+        operation = ir.Operation.create(
+            name,
+            results=[self.tensor_type(shape, dtype) for dtype in dtypes],
+            operands=[self.value(x)],
+            attributes={
+                "space": self.space_attr(x.shape),
+                "maps": ir.ArrayAttr.get([self.map_attr(x.rank, identity)]),
+                **attributes,
+            },
+        )
+        pairs = zip(dtypes, operation.results, strict=True)
+        return [Tensor(shape, dtype, result) for dtype, result in pairs]
+
     # Heavy ops ------------------------------------------------------------------------------------
 
     def gemm(self, space: Sequence[Expr], lhs: Read, rhs: Read, dtype: torch.dtype) -> Tensor:

@@ -10,21 +10,23 @@ from typing import Any
 
 import torch
 from mlir import ir
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
 from torch.utils import _pytree as pytree
 
 from shapejit import artefacts
 from shapejit.errors import ErrorId
-from shapejit.importer.builder import Builder
+from shapejit.importer.builder import Builder, Read
 from shapejit.importer.context import splat_cast
 from shapejit.importer.decompose import FunctionalProgram
 from shapejit.importer.dtypes import TORCH_MLIR_NAMES, dtype_name
 from shapejit.importer.dynamic_shapes import ExampleCall, InputLeaf
 from shapejit.importer.export import CapturedModel
 from shapejit.importer.registry import Rule
+from shapejit.importer.scatters import leads_from, scatter
 from shapejit.importer.sizes import Symbol, SymbolTable, UnknownSizeError
 from shapejit.importer.symbols import SizeConstraint
 from shapejit.importer.torch_mlir import TorchModule, is_tensor_node
+from shapejit.importer.updates import updated_outputs
 from shapejit.importer.values import Tensor
 from shapejit.importer.walk import Walker
 from shapejit.ir import make_map
@@ -41,14 +43,31 @@ class Weight:
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Returned:
+    """A result of the function.
+
+    Attributes:
+        tensor: it.
+        name: of the output, or of what changes.
+        argument: the function's argument whose new value it is.
+    """
+
+    tensor: Tensor
+    name: str
+    argument: int | None = None
+
+
 @dataclass
 class ConvertedModule:
-    """The module and what its arguments and results are."""
+    """The module and what its arguments and results are; see `ImportedModel`."""
 
     module: Any
     inputs: tuple[artefacts.InputSpec, ...]
+    states: list[Weight]
     weights: list[Weight]
     outputs: tuple[artefacts.OutputSpec, ...]
+    updates: tuple[int, ...]
 
 
 def parameters_of(call: ExampleCall) -> tuple[artefacts.Parameter, ...]:
@@ -95,7 +114,11 @@ class _Converter:
         self.builder = Builder(self.context, self.table)
         self.walker = Walker(source, self.builder, captured.sizes, rules)
         self.arguments: list[tuple[Tensor, str, str]] = []  # tensor, name, kind
+        self.states: list[Weight] = []
         self.weights: list[Weight] = []
+        # Of the program's outputs the inputs whose new values they are, by number.
+        self.updates = dict(updated_outputs(self.program))
+        self.number_of: dict[str, int] = {}  # of an argument of the function, by the input's name
         self.weight_arguments: dict[Any, Tensor] = {}
 
     def run(self, outputs: Sequence[Any]) -> ConvertedModule:
@@ -114,7 +137,20 @@ class _Converter:
                 raise ErrorId.SJ_INTERNAL_001.error(
                     stage="import", reason="the module does not verify", reproduction="the model"
                 )
-        return ConvertedModule(module, inputs, self.weights, specs)
+        return ConvertedModule(
+            module, inputs, self.states, self.weights, specs, self._updated_leaves()
+        )
+
+    def _updated_leaves(self) -> tuple[int, ...]:
+        """The leaves of the call that change."""
+        leaves = self._leaf_numbers()
+        return tuple(sorted(leaves[i] for i in self.updates.values() if i in leaves))
+
+    def _leaf_numbers(self) -> dict[int, int]:
+        """Of the program's inputs, by number, which leaf of the call they are; states follow."""
+        specs = self.program.graph_signature.input_specs
+        users = [i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT]
+        return {number: leaf for leaf, number in enumerate(users)}
 
     # Arguments ------------------------------------------------------------------------------------
 
@@ -131,8 +167,12 @@ class _Converter:
                 leaf = next(leaves)
                 value = nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
                 specs.append(self._input(spec, leaf, value, by_name))
-        for spec in signature:
+        changed = [spec for i, spec in enumerate(signature) if i in self.updates.values()]
+        for spec in changed:
             if spec.kind is not InputKind.USER_INPUT:
+                by_name[spec.arg.name] = self._state(spec)
+        for spec in signature:
+            if spec.kind is not InputKind.USER_INPUT and spec not in changed:
                 node = nodes[spec.arg.name]
                 by_name[spec.arg.name] = self._weight(spec, node.meta["val"], used=bool(node.users))
         ordered = [by_name.get(name) for name in nodes]
@@ -157,8 +197,23 @@ class _Converter:
         check_dtype(value.dtype, f'input "{leaf.name}"')
         tensor = Tensor(self.captured.sizes.shape(value.shape), value.dtype)
         by_name[spec.arg.name] = tensor
+        self.number_of[spec.arg.name] = len(self.arguments)
         self.arguments.append((tensor, leaf.name, "input"))
         return artefacts.TensorInput(leaf.name, dtype_name(value.dtype), tensor.shape)
+
+    def _state(self, spec: InputSpec) -> Tensor:
+        """The argument of a buffer that changes: an input that the program itself holds."""
+        name = str(spec.target)
+        tensor = self._weight_tensor(name)
+        check_dtype(tensor.dtype, f'buffer "{name}"')
+        argument = Tensor(tuple(map(Expr.const, map(int, tensor.shape))), tensor.dtype)
+        constant = name not in self.program.state_dict
+        sizes = tuple(map(int, tensor.shape))
+        described = artefacts.WeightSpec(name, dtype_name(tensor.dtype), sizes, constant)
+        self.states.append(Weight(described, tensor))
+        self.number_of[spec.arg.name] = len(self.arguments)
+        self.arguments.append((argument, name, "input"))
+        return argument
 
     def _weight(self, spec: InputSpec, value: torch.Tensor, *, used: bool) -> Tensor:
         """A weight's argument. Unused ones get none, tied ones share, scalars are constants."""
@@ -211,11 +266,18 @@ class _Converter:
         )
         return function, function.regions[0].blocks.append(*types)
 
-    def _return(self, function: Any, entry: Any, returned: list[tuple[Tensor, str]]) -> None:
-        """Ends the function. Each result is a value of its own, and no argument."""
+    def _return(self, function: Any, entry: Any, returned: list[_Returned]) -> None:
+        """Ends the function. Each result is a value of its own, and no argument.
+
+        New values of arguments come last; scatters lead to them from the arguments.
+        """
+        returned = sorted(returned, key=lambda each: each.argument is not None)
         values: list[Any] = []
         arguments = list(entry.arguments)
-        for tensor, _ in returned:
+        for each in returned:
+            tensor = each.tensor
+            if each.argument is not None:
+                tensor = self._written_back(tensor, self.arguments[each.argument][0])
             value = self.builder.value(tensor)
             if value in values or value in arguments:
                 value = self.builder.value(
@@ -226,13 +288,22 @@ class _Converter:
         kind = ir.FunctionType.get([a.type for a in arguments], [v.type for v in values])
         function.attributes["function_type"] = ir.TypeAttr.get(kind)
         function.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [_names({"shapejit.name": name}) for _, name in returned]
+            [_result_attributes(each) for each in returned]
         )
+
+    def _written_back(self, x: Tensor, argument: Tensor) -> Tensor:
+        """The new value of an argument, as updates of it."""
+        if x.value is not None and x.value != argument.value and leads_from(x, argument):
+            return x
+        # torch leaves a broadcast out of what is copied to a static shape.
+        x = self.builder.expand(x, argument.shape)
+        identity = tuple(map(Expr.dim, range(x.rank)))
+        return scatter(self.builder, x.shape, Read(x, identity), [], argument, identity)
 
     def _outputs(
         self, outputs: Sequence[Any], results: Sequence[Tensor]
-    ) -> tuple[tuple[artefacts.OutputSpec, ...], list[tuple[Tensor, str]]]:
-        """Specs of the result's leaves, and the tensors that the function returns with names."""
+    ) -> tuple[tuple[artefacts.OutputSpec, ...], list[_Returned]]:
+        """Specs of the result's leaves, and the tensors that the function returns."""
         signature = self.program.graph_signature
         inputs = {
             node.name: number
@@ -242,21 +313,39 @@ class _Converter:
                 if spec.kind is InputKind.USER_INPUT
             )
         }
-        names = _leaf_names(self.program.call_spec.out_spec)
+        names = iter(_leaf_names(self.program.call_spec.out_spec))
         remaining = iter(results)
         specs: list[artefacts.OutputSpec] = []
-        returned: list[tuple[Tensor, str]] = []
-        for spec, output, name in zip(signature.output_specs, outputs, names, strict=True):
-            assert spec.kind is OutputKind.USER_OUTPUT
+        returned: list[_Returned] = []
+        changed: dict[Any, int] = {}  # leaves by the node of their new value
+        for number, output in enumerate(outputs):
             result = next(remaining) if is_tensor_node(output) else None
-            if result is not None and output.op == "placeholder" and output.name in inputs:
+            if number in self.updates:
+                assert result is not None
+                argument = signature.input_specs[self.updates[number]]
+                changed.setdefault(output, self._leaf_or_state(self.updates[number]))
+                name = self.arguments[self.number_of[argument.arg.name]][1]
+                returned.append(_Returned(result, name, self.number_of[argument.arg.name]))
+                continue
+            name = next(names)
+            if result is not None and output in changed:
+                specs.append(artefacts.InputOutput(changed[output]))
+            elif result is not None and output.op == "placeholder" and output.name in inputs:
                 specs.append(artefacts.InputOutput(inputs[output.name]))
             elif result is not None:
                 specs.append(artefacts.TensorOutput(dtype_name(result.dtype), result.shape))
-                returned.append((result, name))
+                returned.append(_Returned(result, name))
             else:
                 specs.append(self._plain_output(output, name))
         return tuple(specs), returned
+
+    def _leaf_or_state(self, number: int) -> int:
+        """Which leaf of the call an input of the program is; states count after the leaves."""
+        leaves = self._leaf_numbers()
+        if number in leaves:
+            return leaves[number]
+        name = str(self.program.graph_signature.input_specs[number].target)
+        return len(leaves) + [state.spec.name for state in self.states].index(name)
 
     def _plain_output(self, output: Any, name: str) -> artefacts.OutputSpec:
         value = output.meta.get("val") if isinstance(output, torch.fx.Node) else output
@@ -290,6 +379,13 @@ def check_dtype(dtype: torch.dtype, what: str) -> None:
 
 def _names(values: Mapping[str, str]) -> Any:
     return ir.DictAttr.get({key: ir.StringAttr.get(value) for key, value in values.items()})
+
+
+def _result_attributes(returned: _Returned) -> Any:
+    attributes = {"shapejit.name": ir.StringAttr.get(returned.name)}
+    if returned.argument is not None:
+        attributes["shapejit.updates"] = _i64(returned.argument)
+    return ir.DictAttr.get(attributes)
 
 
 def _leaf_names(tree: Any) -> list[str]:

@@ -21,9 +21,10 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from shapejit.errors import ErrorId
-from shapejit.importer.export import check_no_mutation, quiet
+from shapejit.importer.export import quiet
 from shapejit.importer.registry import target_name
 from shapejit.importer.source import model_line
+from shapejit.importer.updates import mark_updates
 
 _CHECKS: Final = frozenset(
     {
@@ -48,7 +49,7 @@ _MAX_ROUNDS: Final = 4
 
 @dataclass
 class FunctionalProgram:
-    """A program without writes in place.
+    """A program without writes in place; its signature says what its outputs are new values of.
 
     Attributes:
         program: the exported program; its graph may be another one.
@@ -64,18 +65,18 @@ def decompose_program(program: ExportedProgram, supported: Collection[str]) -> F
 
     Raises:
         UnsupportedOpError: lists every operator that is not, with its uses and first source line.
-        ExportError: a buffer or input changes in place, or the graph has subgraphs.
+        ExportError: a parameter or constant changes in place, or the graph has subgraphs.
         TrainError: an operator in training mode.
     """
     _check_training(program.graph)
     plain = _own_graph(program)
     missing = unsupported(plain, supported)
     if not missing and not _writes_in_place(plain):
+        mark_updates(program, plain)
         return FunctionalProgram(program, plain)
     with torch.no_grad(), quiet():
         for _ in range(_MAX_ROUNDS):
             program = _decomposed(program, missing)
-            check_no_mutation(program)
             graph = _own_graph(program)
             _check_training(graph)
             before, missing = missing, unsupported(graph, supported)
@@ -84,6 +85,7 @@ def decompose_program(program: ExportedProgram, supported: Collection[str]) -> F
     _refuse_subgraphs(graph)
     if missing:
         raise unsupported_error([(target_name(n.target), _line(n)) for n in missing])
+    mark_updates(program, graph)
     return FunctionalProgram(program, graph)
 
 

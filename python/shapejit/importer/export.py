@@ -266,12 +266,3 @@ def _shape_env(values: Sequence[Any]) -> Any:
             if isinstance(size, torch.SymInt):
                 return size.node.shape_env
     return None
-
-
-def check_no_mutation(program: ExportedProgram) -> None:
-    """SJ-EXPORT-013 or 014 if the decomposed program changes a buffer or an input in place."""
-    signature = program.graph_signature
-    if buffers := sorted(set(signature.buffers_to_mutate.values())):
-        raise ErrorId.SJ_EXPORT_013.error(buffer=buffers[0])
-    if inputs := sorted(set(signature.user_inputs_to_mutate.values())):
-        raise ErrorId.SJ_EXPORT_014.error(argument=inputs[0])

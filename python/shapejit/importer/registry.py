@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 Rule = Callable[..., Any]
@@ -26,26 +26,58 @@ _MODULES: Final = (
     "creation",
     "gather_index",
     "normalizations",
+    "padding",
     "pointwise",
     "pointwise_math",
+    "pooling",
     "reductions",
+    "resize",
     "scalars",
     "scans",
+    "sorts",
+    "updates",
     "views",
 )
 
 
-def rule(*names: str) -> Callable[[_RuleT], _RuleT]:
-    """Registers a rule for operators such as ``aten.add.Tensor`` (no ``.default``)."""
+def rule(*names: str, replace: bool = False) -> Callable[[_RuleT], _RuleT]:
+    """Registers a rule for operators such as ``aten.add.Tensor`` (no ``.default``).
+
+    A module that is run again, as in a notebook, replaces its own rules.
+
+    Args:
+        names: operators; those of one's own are ``<namespace>.<name>``.
+        replace: whether the rule takes the place of another one's.
+
+    Raises:
+        ValueError: an operator has a rule, and `replace` is not given.
+    """
 
     def register(function: _RuleT) -> _RuleT:
+        table = _RULES if is_builtin(function) else rule_table()
         for name in names:
-            if name in _RULES:
-                raise ValueError(f"two rules for {name}")
-            _RULES[name] = function
+            known = table.get(name)
+            if known is not None and not replace and not _same_place(known, function):
+                raise ValueError(
+                    f"{name} has a rule in {known.__module__} already; pass replace=True to "
+                    "rule() to put this one in its place"
+                )
+        _RULES.update(dict.fromkeys(names, function))
         return function
 
     return register
+
+
+def is_builtin(rule: Rule) -> bool:
+    """Whether a rule is one of this package's."""
+    return rule.__module__.startswith(f"{__package__}.")
+
+
+def _same_place(known: Rule, function: Rule) -> bool:
+    return not is_builtin(known) and (known.__module__, known.__qualname__) == (
+        function.__module__,
+        function.__qualname__,
+    )
 
 
 @functools.cache
@@ -54,6 +86,15 @@ def rule_table() -> Mapping[str, Rule]:
     for module in _MODULES:
         importlib.import_module(f"shapejit.importer.rules.{module}")
     return _RULES
+
+
+def foreign_rules(libraries: Collection[str]) -> list[str]:
+    """Operators of these libraries, ``aten`` say, that have a rule which is not of this package."""
+    return [
+        name
+        for name, made in _RULES.items()
+        if name.partition(".")[0] in libraries and not made.__module__.startswith("shapejit.")
+    ]
 
 
 def target_name(target: Any) -> str:

@@ -11,9 +11,11 @@ which a derived symbol such as ``max(s0 - 2, 0)`` is simply ``s0 - 2``.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 import sympy
@@ -192,6 +194,30 @@ class SymbolTable:
         return re.sub(r"\bs(\d+)\b", lambda match: self.symbols[int(match[1])].name, str(expr))
 
 
+def scaled_size(table: SymbolTable, size: Expr, factor: float) -> Expr:
+    """``floor(size * factor)``, as it comes out in double precision.
+
+    Raises:
+        UnknownSizeError: no quotient of integers gives that for all sizes within their range.
+    """
+    exact = Fraction(factor)
+    if exact > 0 and exact.denominator <= _MAX_DENOMINATOR:  # products are exact
+        return (size * exact.numerator) // exact.denominator
+    near = exact.limit_denominator(_MAX_DENOMINATOR)
+    low, high = table.ranges.bounds(size)
+    if near <= 0 or low is None or high is None or high - low > _MAX_TRIED:
+        raise UnknownSizeError(f"{table.describe(size)} * {factor}, of no bounded size")
+    for value in range(low, high + 1):
+        if math.floor(value * factor) != value * near.numerator // near.denominator:
+            raise UnknownSizeError(f"{table.describe(size)} * {factor}")
+    return (size * near.numerator) // near.denominator
+
+
+_MAX_DENOMINATOR: Final = 4096
+_MAX_TRIED: Final = 1 << 17
+"""Sizes for which a factor that is no small fraction is tried out."""
+
+
 def _traced_max(high: int | None) -> int | None:
     return None if high is None else max(high, LEAST_TRACED)
 
@@ -223,10 +249,21 @@ class SympySizes:
             return value
         if isinstance(expr, sympy.Integer):
             return Expr.const(int(expr))
+        if type(expr).__name__ in ("TruncToInt", "FloorToInt"):
+            return self._scaled(expr.args[0])
         convert = _CONVERTERS.get(type(expr).__name__)
         if convert is None:
             raise UnknownSizeError(str(expr))
         return convert(self, [self.expr(arg) for arg in expr.args])
+
+    def _scaled(self, expr: sympy.Expr) -> Expr:
+        """A size times a float, rounded down: what ``int(size * 1.5)`` is."""
+        factors = [arg for arg in expr.args if arg.is_Float or arg.is_Rational]
+        rest = [arg for arg in expr.args if arg not in factors]
+        if len(rest) != 1 or type(rest[0]).__name__ != "ToFloat":
+            raise UnknownSizeError(str(expr))
+        size = self.expr(rest[0].args[0])
+        return scaled_size(self.table, size, math.prod(map(float, factors)))
 
 
 class UnknownSizeError(ValueError):

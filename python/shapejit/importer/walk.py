@@ -8,9 +8,12 @@ shapes are inferred by the rules alone, and a difference is a fault of ours.
 
 from __future__ import annotations
 
+import inspect
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from shapejit.importer.builder import Builder
 from shapejit.importer.context import Context, UnsupportedCaseError
 from shapejit.importer.decompose import unsupported_error
 from shapejit.importer.dtypes import TORCH_MLIR_NAMES
-from shapejit.importer.registry import Rule
+from shapejit.importer.registry import Rule, is_builtin
 from shapejit.importer.size_float import read_size_float
 from shapejit.importer.sizes import SympySizes, UnknownSizeError
 from shapejit.importer.torch_mlir import TorchModule
@@ -163,9 +166,12 @@ class Walker:
             ours = (
                 f"{result.dtype}[{_sizes(result.shape)}]" if isinstance(result, Tensor) else result
             )
-            raise ErrorId.SJ_INTERNAL_003.error(
-                op=name, shape=ours, expected=f"{kind.dtype}[{_sizes(expected)}]", location=line
-            )
+            wanted = f"{kind.dtype}[{_sizes(expected)}]"
+            rule = self.rules.get(name)
+            if rule is not None and not is_builtin(rule):
+                reason = f"it gives {ours}, PyTorch (the operator's fake kernel) {wanted}"
+                raise _custom_rule_error(rule, name, reason, line)
+            raise ErrorId.SJ_INTERNAL_003.error(op=name, shape=ours, expected=wanted, location=line)
 
     # Operations -----------------------------------------------------------------------------------
 
@@ -198,12 +204,7 @@ class Walker:
         except UnknownSizeError as error:
             raise error.as_user_error(name, line) from error
         except Exception as error:
-            raise ErrorId.SJ_INTERNAL_001.error(
-                stage="import",
-                reason=f"{name}: {type(error).__name__}: {error}",
-                reproduction="the model",
-                location=line,
-            ) from error
+            raise _rule_error(self.rules.get(name), name, error, line) from error
         for value, result in zip(op.results, results, strict=True):
             self._check(name, value, result, line)
             self.env[value] = result
@@ -221,9 +222,10 @@ class Walker:
         context.dtypes = tuple(kind.dtype for kind in kinds if kind is not None and kind.dtype)
         with self._location(location):
             result = rule(context, *operands)
-        if len(kinds) == 1:
-            return [result]
-        return [] if result is None else list(result)
+        results = [result] if len(kinds) == 1 else list(result or ())
+        if len(results) != len(kinds):
+            raise ValueError(f"it gives {len(results)} results, the operator has {len(kinds)}")
+        return results
 
     def _check_dtypes(self, name: str, values: Sequence[Any]) -> None:
         for value in values:
@@ -302,6 +304,34 @@ def _line(location: str) -> str | None:
     """``model.py:41`` of a location as MLIR prints it."""
     match = _LINE.search(location)
     return None if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2]}"
+
+
+def _rule_error(rule: Rule | None, name: str, error: Exception, line: str | None) -> ShapeJitError:
+    """For an exception out of a rule, or on the way to it: whose fault it is."""
+    reason = f"{type(error).__name__}: {error}"
+    if rule is not None and not is_builtin(rule):
+        return _custom_rule_error(rule, name, reason, line, error)
+    return ErrorId.SJ_INTERNAL_001.error(
+        stage="import", reason=f"{name}: {reason}", reproduction="the model", location=line
+    )
+
+
+def _custom_rule_error(
+    rule: Rule, name: str, reason: str, line: str | None, error: Exception | None = None
+) -> ShapeJitError:
+    """For a rule of the user's: names the last line of its file that the exception went through."""
+    file = inspect.getsourcefile(rule) or rule.__module__
+    number = getattr(getattr(rule, "__code__", None), "co_firstlineno", 0)
+    for frame in traceback.extract_tb(error.__traceback__ if error else None):
+        if frame.filename == file:
+            number = frame.lineno
+    return ErrorId.SJ_OP_002.error(
+        rule=rule.__qualname__,
+        operator=name,
+        reason=reason,
+        where=f"{Path(file).name}:{number}",
+        location=line,
+    )
 
 
 def _sizes(sizes: Sequence[Expr | None]) -> str:

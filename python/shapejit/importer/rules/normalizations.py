@@ -182,23 +182,105 @@ def _rms_norm(ctx: Context, x: Tensor, sizes: Sequence[Any], weight: Any, eps: A
 
 
 def _grouped(
-    ctx: Context, x: Tensor, groups: int, weight: Any, bias: Any, eps: float
+    ctx: Context, x: Tensor, groups: Expr, weight: Any, bias: Any, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Group norm of [n, c, ...], with the statistics of each group, [n, groups]."""
+    """Group norm of [n, c, p..], with the mean and variance of each group, [n, groups].
+
+    Pixels are summed by channel and the channels of a group then combined (Chan et al., 1979), so
+    that images are read in order whether their channels come first or last.
+    """
     batch, channels, *rest = x.shape
-    per_group = channels // groups
-    split = ctx.builder.reshape(x, (batch, Expr.const(groups), per_group, product(rest)))
-    channel = (Expr.dim(1) * per_group + Expr.dim(2),)
-    affine = [None if p is None else Read(p, channel) for p in (weight, bias)]
-    result, average, spread = _normalized(ctx, split, [2, 3], eps, *affine)
-    return ctx.builder.reshape(result, x.shape), average, spread
+    per_group = channels.exact_div(groups) or channels // groups
+    if not rest:
+        split = ctx.builder.reshape(x, (batch, groups, per_group))
+        channel = (Expr.dim(1) * per_group + Expr.dim(2),)
+        affine = [None if p is None else Read(p, channel) for p in (weight, bias)]
+        result, average, spread = _normalized(ctx, split, [2], eps, *affine)
+        return ctx.builder.reshape(result, x.shape), average, spread
+    sums = _channel_sums(ctx, x, product(rest))
+    shape = (batch, groups, per_group)
+    average, spread = _group_statistics(ctx, shape, *sums, product(rest))
+    factor, offset = _group_affine(ctx, shape, average, spread, weight, bias, eps)
+    by_channel = [ctx.builder.reshape(t, (batch, channels)) for t in (factor, offset)]
+    ops, inner = ctx.ops, average.dtype
+
+    def body(s: Scalar, f: Scalar, o: Scalar) -> list[Scalar]:
+        return [ops.add(ops.mul(ops.cast(s, inner), f), o)]
+
+    reads = [_whole(x), *(Read(t, (Expr.dim(0), Expr.dim(1))) for t in by_channel)]
+    result = ctx.builder.loop(x.shape, reads, body, [Write(x.dtype, tuple(range(x.rank)))])[0]
+    return result, average, spread
+
+
+def _channel_sums(ctx: Context, x: Tensor, pixels: Expr) -> tuple[Tensor, Tensor]:
+    """The sums of each channel and of its squared deviations from its mean, [n, c]."""
+    axes, inner = list(range(2, x.rank)), dtypes.compute_dtype(x.dtype)
+    totals = reduce_tensor(ctx, x, axes, "add", inner)
+    ops = ctx.ops
+
+    def square(s: Scalar, t: Scalar) -> Scalar:
+        off = ops.sub(ops.cast(s, inner), _per(ctx, t, pixels))
+        return ops.mul(off, off)
+
+    reads = [_whole(x), row_read(x.rank, axes, totals)]
+    return totals, reduce(ctx, square, reads, x.shape, axes, "add", inner)
+
+
+def _per(ctx: Context, total: Scalar, count: Expr) -> Scalar:
+    """A total over a number of elements. The reciprocal of a size is worked out once."""
+    ops = ctx.ops
+    number = ops.from_index(ops.index_expr(count), total.dtype)
+    return ops.mul(total, ops.div(ops.const(1, total.dtype), number))
+
+
+def _group_statistics(
+    ctx: Context, shape: Sequence[Expr], totals: Tensor, squares: Tensor, pixels: Expr
+) -> tuple[Tensor, Tensor]:
+    """Means and variances of [n, groups] from the sums of channels, `shape` in all."""
+    ops, inner, count = ctx.ops, totals.dtype, pixels * shape[2]
+    parts = [ctx.builder.reshape(t, shape) for t in (totals, squares)]
+    average = reduce_tensor(ctx, parts[0], [2], "add", inner, lambda s: _per(ctx, s, count))
+
+    def square(t: Scalar, q: Scalar, m: Scalar) -> Scalar:
+        off = ops.sub(_per(ctx, t, pixels), m)
+        number = ops.from_index(ops.index_expr(pixels), inner)
+        return _per(ctx, ops.add(q, ops.mul(number, ops.mul(off, off))), count)
+
+    reads = [*map(_whole, parts), row_read(3, [2], average)]
+    return average, reduce(ctx, square, reads, shape, [2], "add", inner)
+
+
+def _group_affine(
+    ctx: Context,
+    shape: Sequence[Expr],
+    average: Tensor,
+    spread: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> list[Tensor]:
+    """What each channel is multiplied by and what is then added, over [n, groups, channels]."""
+    ops, inner = ctx.ops, average.dtype
+    channel = (Expr.dim(1) * shape[2] + Expr.dim(2),)
+    reads = [row_read(3, [2], average), row_read(3, [2], spread)]
+    reads += [Read(parameter, channel) for parameter in (weight, bias) if parameter is not None]
+
+    def body(m: Scalar, v: Scalar, *affine: Scalar) -> list[Scalar]:
+        factors = [ops.cast(a, inner) for a in affine]
+        factor = ops.math("math.rsqrt", ops.add(v, ops.const(eps, inner)))
+        if weight is not None:
+            factor = ops.mul(factor, factors[0])
+        offset = ops.neg(ops.mul(m, factor))
+        return [factor, offset if bias is None else ops.add(factors[-1], offset)]
+
+    return ctx.builder.loop(shape, reads, body, [Write(inner, (0, 1, 2))] * 2)
 
 
 @rule("aten.group_norm")
 def _group_norm(
     ctx: Context, x: Tensor, groups: int, weight: Any, bias: Any, eps: float, _: Any
 ) -> Tensor:
-    return _grouped(ctx, x, groups, weight, bias, eps)[0]
+    return _grouped(ctx, x, Expr.const(groups), weight, bias, eps)[0]
 
 
 @rule("aten.native_group_norm")
@@ -213,7 +295,7 @@ def _native_group_norm(
     groups: int,
     eps: float,
 ) -> list[Tensor]:
-    result, average, spread = _grouped(ctx, x, groups, weight, bias, eps)
+    result, average, spread = _grouped(ctx, x, Expr.const(groups), weight, bias, eps)
     return [result, *_saved_statistics(ctx, 2, [], average, spread, eps)]
 
 
@@ -224,9 +306,7 @@ def _instance_norm(
     use_input_stats, _, eps, _ = rest
     if not use_input_stats:
         return _channel_norm(ctx, x, weight, bias, running_mean, running_var, eps)
-    axes = list(range(2, x.rank))
-    affine = [None if p is None else Read(p, (Expr.dim(1),)) for p in (weight, bias)]
-    return _normalized(ctx, x, axes, eps, *affine)[0]
+    return _grouped(ctx, x, x.shape[1], weight, bias, eps)[0]
 
 
 def _channel_norm(

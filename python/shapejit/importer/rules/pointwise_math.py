@@ -284,6 +284,16 @@ def _leaky_relu(ctx: Context, x: Tensor, slope: Any) -> Tensor:
     return ctx.pointwise(body, x)
 
 
+@rule("aten.rrelu")
+def _random_leaky_relu(
+    ctx: Context, x: Tensor, lower: Any, upper: Any, training: bool, _: Any
+) -> Tensor:
+    """Outside of training the slope is the mean of its bounds."""
+    if training:
+        raise UnsupportedCaseError("in training mode")
+    return _leaky_relu(ctx, x, (lower + upper) / 2)
+
+
 @rule("aten.prelu", "aten._prelu_kernel")
 def _prelu(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
     if ctx.op == "aten.prelu" and weight.rank and weight.shape[0] != 1:

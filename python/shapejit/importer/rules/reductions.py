@@ -130,9 +130,25 @@ def _mean(ctx: Context, x: Tensor, dims: Any = None, keep: Any = False, *_: Any)
 def mean(ctx: Context, x: Tensor, axes: Sequence[int]) -> Tensor:
     """The mean over `axes`, which go away, in the accumulator's dtype."""
     inner = _accumulator(ctx.dtype if dtypes.is_float(ctx.dtype) else x.dtype)
-    total = reduce_tensor(ctx, x, axes, "add", inner)
     count = count_of(ctx, x, axes)
+    if len(axes) > 1 and ctx.builder.ranges(()).is_nonnegative(count - 1):
+        return mean_of_images(ctx, x, axes, inner)
+    total = reduce_tensor(ctx, x, axes, "add", inner)
     return ctx.builder.pointwise(lambda s: divided_by_count(ctx, s, count), [total], inner)
+
+
+def mean_of_images(ctx: Context, x: Tensor, axes: Sequence[int], inner: torch.dtype) -> Tensor:
+    """The mean over several dims, of which none is empty, in one loop: a sum of parts.
+
+    A division of the sum would be a kernel of its own where channels are last, as it is no row.
+    """
+    ops, count = ctx.ops, count_of(ctx, x, axes)
+
+    def part(s: Scalar) -> Scalar:
+        number = ops.from_index(ops.index_expr(count), inner)
+        return ops.mul(s, ops.div(ops.const(1, inner), number))
+
+    return reduce_tensor(ctx, x, axes, "add", inner, part)
 
 
 @rule("aten.prod", "aten.prod.dim_int")
@@ -225,14 +241,17 @@ def _max_dim(ctx: Context, x: Tensor, dim: int, keep: bool) -> list[Tensor]:
     kind: Kind = "max" if ctx.op == "aten.max.dim" else "min"
     if x.rank == 0:
         return [x, ctx.builder.splat((), torch.int64, 0)]
-    axis = dim_index(dim, x.rank)
+    found = extreme_with_place(ctx, x, kind, dim_index(dim, x.rank))
+    if keep:
+        return [with_unit_dims(ctx, t, x.rank, [dim_index(dim, x.rank)]) for t in found]
+    return found
+
+
+def extreme_with_place(ctx: Context, x: Tensor, kind: Kind, axis: int) -> list[Tensor]:
+    """The extremum over a dim, which goes away, and the place of the first one."""
     wide = _comparable(ctx, x)
     best = reduce_tensor(ctx, wide, [axis], kind, wide.dtype)
-    index = _position(ctx, wide, best, axis)
-    values = ctx.cast(best, x.dtype)
-    if keep:
-        return [with_unit_dims(ctx, t, x.rank, [axis]) for t in (values, index)]
-    return [values, index]
+    return [ctx.cast(best, x.dtype), _position(ctx, wide, best, axis)]
 
 
 # Truth --------------------------------------------------------------------------------------------

@@ -1,10 +1,6 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Running sums and products.
-
-A scan is a masked reduction here: element i combines all j <= i. That costs the square of the dim's
-size, which is fine for the short integer scans that models make of masks and positions.
-"""
+"""Running sums, products and extrema."""
 
 from __future__ import annotations
 
@@ -13,45 +9,56 @@ from typing import Any
 import torch
 
 from shapejit.importer import dtypes
-from shapejit.importer.builder import Kind, Read, Write
 from shapejit.importer.context import Context, UnsupportedCaseError, dim_index
 from shapejit.importer.registry import rule
 from shapejit.importer.rules.pointwise import subtract
+from shapejit.importer.rules.sorts import rows_last
 from shapejit.importer.rules.views import identity, join, with_size
-from shapejit.importer.scalar_ops import Scalar
-from shapejit.importer.values import Splat, Tensor
+from shapejit.importer.values import Affine, Splat, Tensor
 from shapejit.symbolic import Expr
 
+_UNSIGNED = (torch.bool, torch.uint8)
 
-def _scan(ctx: Context, x: Tensor, dim: int, kind: Kind) -> Tensor:
-    """Element i of a dim combines elements 0..i."""
+
+def _scan(ctx: Context, x: Tensor, dim: int, kind: str, *, indexed: bool = False) -> list[Tensor]:
+    """Element i of a dim combines elements 0..i, which are in torch's dtype of the result."""
+    x = ctx.cast(x, ctx.dtype)
     if x.rank == 0:
-        return ctx.cast(x, ctx.dtype)
-    axis = dim_index(dim, x.rank)
-    inner = dtypes.compute_dtype(ctx.dtype)
-    space = [*x.shape, x.shape[axis]]
-    indices = identity(x.rank)
-    indices[axis] = Expr.dim(x.rank)
-    ops = ctx.ops
-
-    def body(s: Scalar) -> list[Scalar]:
-        seen = ops.compare_indices("le", ops.loop_index(x.rank), ops.loop_index(axis))
-        return [ops.select(seen, ops.cast(s, inner), ops.const(kind == "mul", inner))]
-
-    write = Write(inner, tuple(range(x.rank)), kind)
-    return ctx.cast(ctx.builder.loop(space, [Read(x, tuple(indices))], body, [write])[0], ctx.dtype)
+        return [x, ctx.builder.splat((), torch.int64, 0)] if indexed else [x]
+    # Bytes without a sign have no maxima of their own in bodies.
+    comparable = ctx.cast(x, torch.int32) if x.dtype in _UNSIGNED else x
+    with_rows, restore = rows_last(ctx, comparable, dim)
+    found = ctx.builder.scan(with_rows, kind, indexed=indexed)
+    return [ctx.cast(restore(found[0]), ctx.dtype), *map(restore, found[1:])]
 
 
 @rule("aten.cumsum")
 def _cumsum(ctx: Context, x: Tensor, dim: int, _: Any) -> Tensor:
-    if isinstance(x.content, Splat) and x.content.value == 0:
-        return ctx.builder.splat(x.shape, ctx.dtype, 0)
-    return _scan(ctx, x, dim, "add")
+    if isinstance(x.content, Splat) and dtypes.is_integer(ctx.dtype) and x.rank:
+        # The sum of so many equal numbers.
+        total = (Expr.dim(dim_index(dim, x.rank)) + 1) * int(x.content.value)
+        return ctx.builder.known(x.shape, ctx.dtype, Affine(total))
+    return _scan(ctx, x, dim, "add")[0]
 
 
 @rule("aten.cumprod")
 def _cumprod(ctx: Context, x: Tensor, dim: int, _: Any) -> Tensor:
-    return _scan(ctx, x, dim, "mul")
+    return _scan(ctx, x, dim, "mul")[0]
+
+
+@rule("aten.cummax")
+def _cummax(ctx: Context, x: Tensor, dim: int) -> list[Tensor]:
+    return _scan(ctx, x, dim, "max", indexed=True)
+
+
+@rule("aten.cummin")
+def _cummin(ctx: Context, x: Tensor, dim: int) -> list[Tensor]:
+    return _scan(ctx, x, dim, "min", indexed=True)
+
+
+@rule("aten.logcumsumexp")
+def _logcumsumexp(ctx: Context, x: Tensor, dim: int) -> Tensor:
+    return _scan(ctx, x, dim, "logaddexp")[0]
 
 
 @rule("aten.diff")

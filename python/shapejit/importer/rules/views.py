@@ -488,38 +488,3 @@ def _select_scatter(ctx: Context, x: Tensor, source: Tensor, dim: int, index: An
 
     reads = [Read(x, tuple(identity(x.rank))), source_read]
     return builder.loop(x.shape, reads, body, [Write(x.dtype, tuple(range(x.rank)))])[0]
-
-
-# Padding ------------------------------------------------------------------------------------------
-
-
-@rule("aten.constant_pad_nd", "aten.pad")
-def _pad(ctx: Context, x: Tensor, pads: Sequence[Any], *rest: Any) -> Tensor:
-    mode, value = (rest[0], rest[1]) if ctx.op == "aten.pad" else ("constant", rest[0])
-    if mode != "constant":
-        raise UnsupportedCaseError(f"with mode {mode}")
-    value = 0 if value is None else value
-    result = x
-    for number in range(len(pads) // 2):
-        result = _pad_dim(
-            ctx, result, x.rank - 1 - number, pads[2 * number : 2 * number + 2], value
-        )
-    return result
-
-
-def _pad_dim(ctx: Context, x: Tensor, axis: int, pads: Sequence[Any], value: Any) -> Tensor:
-    """Pads one dim; a negative amount cuts off."""
-    before, after = map(as_expr, pads)
-    if before == 0 and after == 0:
-        return x
-    parts = []
-    cut = [min(pad.constant or 0, 0) for pad in (before, after)]
-    size = x.shape[axis] + cut[0] + cut[1]
-    indices = identity(x.rank)
-    indices[axis] = indices[axis] - cut[0]
-    middle = ctx.builder.view(x, with_size(x.shape, axis, size), indices)
-    for pad, place in ((before, 0), (after, 2)):
-        if not (pad.constant is not None and pad.constant <= 0):
-            parts.append((place, ctx.builder.splat(with_size(x.shape, axis, pad), x.dtype, value)))
-    parts.append((1, middle))
-    return join(ctx, [part for _, part in sorted(parts, key=lambda item: item[0])], axis)
