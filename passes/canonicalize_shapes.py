@@ -33,8 +33,8 @@ In this order:
 3. a convolution that is a product of matrices becomes a gemm, others read images whose channels are
    last (`convolutions`);
 4. dims of size one leave the spaces of loops and the batch dims of gemms;
-5. pointwise loops take the layout of what they read (`layouts`): channels last, once chosen by a
-   convolution, holds for all that follows;
+5. loops take the layout of what they read (`layouts`): channels last, once chosen by a convolution,
+   holds for all that follows;
 6. the rows of linear layers, and of the loops that share them, collapse to one dim; then the views
    that this leaves between two ops that both follow cancel.
 

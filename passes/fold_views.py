@@ -259,6 +259,16 @@ def _into_attention(folder: ViewFolder, view: Any, attention: Any, operand: int)
     _into_heavy_op(folder, view, attention, access, frozenset(kept))
 
 
+@_rule("shapejit.scatter")
+def _into_scatter(folder: ViewFolder, view: Any, scatter: Any, operand: int) -> None:
+    if operand == len(scatter.operands) - 1:
+        return  # dest is memory that is written, as a whole
+    access = accesses(scatter)[operand]
+    exprs, divided = folder.composed(view, access)
+    if not divided:
+        set_access(scatter, access, view.operands[0], exprs)
+
+
 def _into_heavy_op(
     folder: ViewFolder, view: Any, op: Any, access: Access, kept: frozenset[int]
 ) -> None:

@@ -25,7 +25,9 @@ After::
 
 A view that keeps the row-major order stays in the function: the host passes the same memory on. Any
 other view that no pass could fold becomes a loop that copies. So does a result of the function that
-is an argument, or that is returned twice: every result is written by one launch.
+is an argument, or that is returned twice: every result is written by one launch. A scatter writes
+in the memory of what it updates, as `in_place` of its launch says; what reads the old value comes
+before it, or reads a copy (`updates`).
 """
 
 from __future__ import annotations
@@ -33,43 +35,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlir import ir
-
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.analysis.target import is_for_gpu
 from shapejit.passes.fusion.clusters import KERNEL_OPS, Grouping, graph
-from shapejit.passes.fusion.codec import Codec, Indices, dims
+from shapejit.passes.fusion.codec import Codec
+from shapejit.passes.fusion.copies import copy, memory_of, whole_copy
 from shapejit.passes.fusion.flatten import flatten_row_loops
 from shapejit.passes.fusion.outline import Outliner
 from shapejit.passes.fusion.readers import erase_dead
+from shapejit.passes.fusion.updates import settle
 from shapejit.passes.fusion.views import is_contiguous
-
-
-def _copy(value: Any, indices: Indices, result_type: Any, codec: Codec, before: Any) -> Any:
-    """A tensor of `result_type` with the elements of `value` at `indices`."""
-    sizes = codec.sizes(result_type.encoding)
-    loop = ir.Operation.create(
-        "shapejit.loop",
-        results=[result_type],
-        operands=[value],
-        attributes={
-            "space": codec.shape_attr(sizes),
-            "maps": ir.ArrayAttr.get(
-                [codec.map_attr(len(sizes), indices), codec.map_attr(len(sizes), dims(len(sizes)))]
-            ),
-            "kinds": ir.ArrayAttr.get([ir.StringAttr.get("none")]),
-        },
-        regions=1,
-        loc=before.location,
-        ip=ir.InsertionPoint(before),
-    )
-    with before.location:
-        block = loop.regions[0].blocks.append(value.type.element_type)
-        ir.Operation.create(
-            "shapejit.yield", operands=[block.arguments[0]], ip=ir.InsertionPoint(block)
-        )
-    return loop.results[0]
 
 
 def _copy_views(function: Any, codec: Codec) -> None:
@@ -79,8 +55,8 @@ def _copy_views(function: Any, codec: Codec) -> None:
             continue
         indices = codec.indices(view.attributes["map"])
         result = view.results[0]
-        copy = _copy(view.operands[0], indices, result.type, codec, view)
-        result.replace_all_uses_with(copy)
+        copied = copy(view.operands[0], indices, result.type, codec, view)
+        result.replace_all_uses_with(copied)
         view.erase()
 
 
@@ -88,23 +64,16 @@ def _copy_results(function: Any, codec: Codec) -> None:
     """Copies results of the function that no kernel of their own writes."""
     end = sir.operations(sir.body(function))[-1]
     written: set[Any] = set()
-    for number, value in enumerate(end.operands):
-        source = _memory_of(value)
+    updates = sir.updated_arguments(function)
+    # New values of arguments first: what is returned besides is a copy of them.
+    for number in sorted(range(len(end.operands)), key=lambda number: number not in updates):
+        value = end.operands[number]
+        source = memory_of(value)
         maker = sir.defining_op(source)
         if maker is None or maker.name not in KERNEL_OPS or source in written:
-            indices = dims(len(codec.shape(value)))
-            source = _copy(value, indices, value.type, codec, end)
+            source = whole_copy(value, codec, end)
             end.operands[number] = source
         written.add(source)
-
-
-def _memory_of(value: Any) -> Any:
-    """The value whose memory `value` is: views that are left only regroup dims."""
-    op = sir.defining_op(value)
-    while op is not None and op.name == "shapejit.view":
-        value = op.operands[0]
-        op = sir.defining_op(value)
-    return value
 
 
 @register_pass("shapejit-form-kernels", dialects=("arith", "tensor"))
@@ -123,8 +92,9 @@ class FormKernels(Pass):
             _copy_results(function, codec)
             if for_gpu:
                 flatten_row_loops(function, codec)
+            before = settle(function, codec)
             end = sir.operations(sir.body(function))[-1]
-            for group in Grouping(graph(function), codec, merge=for_gpu).groups():
+            for group in Grouping(graph(function, before), codec, merge=for_gpu).groups():
                 if group.is_kernel:
                     outliner.outline(group.nodes, end)
                 else:

@@ -37,7 +37,8 @@ After::
 Threads share the outermost loop where it runs over independent units and the work is worth it; see
 `shapejit.passes.cpu.parallel`, left out above. Arguments are the kernel's, then its results, then
 its symbols. Inputs may be the same memory; a
-result shares memory with nothing else. Bools are bytes. Scratch is on the stack, of fixed size.
+result shares memory with nothing else, but that of a scatter lies where what it updates was, which
+the kernel does not read. Bools are bytes. Scratch is on the stack, of fixed size.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ from shapejit.passes.cpu.problems import (
     conv_problem,
     gemm_problem,
     loop_kernel,
+    row_kernel,
     tensor_of,
 )
+from shapejit.passes.cpu.scans import emit_scan
+from shapejit.passes.cpu.sorts import emit_sort
 
 Rule: TypeAlias = Callable[[KernelOps, Sequence[Any]], None]
 
@@ -116,10 +120,22 @@ def _attention(kernel: KernelOps, ops: Sequence[Any]) -> None:
     emit_attention(kernel.function, attention_problem(kernel, ops[-1]))
 
 
-@_rule("shapejit.loop", "shapejit.view")
+@_rule("shapejit.scan")
+def _scan(kernel: KernelOps, ops: Sequence[Any]) -> None:
+    _only(ops[-1], ops)
+    emit_scan(row_kernel(kernel, ops[-1]))
+
+
+@_rule("shapejit.sort")
+def _sort(kernel: KernelOps, ops: Sequence[Any]) -> None:
+    _only(ops[-1], ops)
+    emit_sort(row_kernel(kernel, ops[-1]))
+
+
+@_rule("shapejit.loop", "shapejit.scatter", "shapejit.view")
 def _loops(kernel: KernelOps, ops: Sequence[Any]) -> None:
     for op in ops:
-        if op.name not in ("shapejit.loop", "shapejit.view"):
+        if op.name not in ("shapejit.loop", "shapejit.scatter", "shapejit.view"):
             _only(op, ops)
     emit_loops(kernel.function, loop_kernel(kernel, ops))
 

@@ -28,7 +28,8 @@ there a vector holds channels of neighbouring groups. So is one whose groups hav
 output channels, few enough for two groups in such a panel, over [g * f, t.., c].
 
 On a GPU, where TMA wants neighbouring channels to be neighbours in memory, the kernels of
-convolutions alone are packed, in panels of one filter: ``panel=1 products=false``.
+convolutions alone are packed, in panels of one filter: ``panel=1 products=false``. Then depthwise
+ones are packed over [t.., g].
 
 A weight that several ops read alike is packed once. One that is read otherwise (a batch of weights,
 a slice) stays as it is: the kernel packs such operands on the fly.
@@ -158,6 +159,10 @@ def _conv_packings(conv: Any, panel: int) -> Iterator[tuple[Access, Packing | No
     half = max(panel // 2, 1)
     tap_dims = range(3, 3 + len(taps))
     dense = all(spread == 1 for spread in Window.of(conv).lhs_dilations)
+    if outside == 1 and inside == 1 and dense and panel == 1:
+        # For a thread's loads of neighbouring channels: over [t.., g].
+        yield access, _packing(access, (*tap_dims, 0), len(taps), panel)
+        return
     if outside == 1 and inside == 1 and dense:
         yield access, _packing(access, (0, *tap_dims), 0, half)
         return

@@ -163,10 +163,27 @@ def _rule(*names: str) -> Callable[[Callable[[Scope, Any], None]], Callable[[Sco
     return register
 
 
-@_rule("shapejit.view", "shapejit.loop", "shapejit.gemm")
+@_rule("shapejit.view", "shapejit.loop", "shapejit.gemm", "shapejit.scatter")
 def _mapped_op(scope: Scope, op: Any) -> None:
     for access in accesses(op):
         _check_access(scope, op, access)
+
+
+@_rule("shapejit.scan", "shapejit.sort")
+def _row_op(scope: Scope, op: Any) -> None:
+    """The input is read within its sizes; a head is no longer than its row."""
+    _mapped_op(scope, op)
+    row = scope.resolve_all(sir.attr_sizes(op.attributes["space"]))[-1]
+    head = scope.facts.sizes(op.results[0].type)[-1]
+    if scope.facts.over(()).is_nonnegative(row - head):
+        return
+    values = scope.counterexample(lambda values: head.evaluate(values) > row.evaluate(values))
+    if values is not None:
+        raise scope.fail(
+            op,
+            f"gives the first {head} = {head.evaluate(values)} elements of rows of {row} = "
+            f"{row.evaluate(values)}, {describe([head, row], values)}",
+        )
 
 
 @_rule("shapejit.attention")

@@ -39,7 +39,7 @@ class Access:
 
 
 def accesses(op: Any) -> list[Access]:
-    """Every access of a view, loop, gemm, conv or attention in the order of its maps; else none."""
+    """Every access of an op in the order of its maps; none of an op without maps."""
     rule = _RULES.get(op.name)
     return rule(op) if rule is not None else []
 
@@ -107,11 +107,35 @@ def conv_spaces(space: Sizes, image: Sizes) -> tuple[Sizes, Sizes, Sizes]:
 
 def _attention(op: Any) -> list[Access]:
     b, h, m, n, d, dv = space_of(op)
-    names, spaces = ["q", "k", "v"], [(b, h, m, d), (b, h, n, d), (b, h, n, dv)]
-    if len(op.operands) == len(names) + 1:
+    names = ["q", "k", "v"]
+    spaces: list[Sizes] = [(b, h, m, d), (b, h, n, d), (b, h, n, dv)]
+    has_lengths, is_ragged = (name in op.attributes for name in ("has_lengths", "is_ragged"))
+    if len(op.operands) > len(names) + has_lengths + 2 * is_ragged:
         names.append("mask")
         spaces.append((b, h, m, n))
+    if has_lengths:
+        names.append("lengths")
+        spaces.append((b, h))
+    if is_ragged:
+        names += ["query_starts", "key_starts"]
+        spaces += [(b + 1,), (b + 1,)]
     return _mapped(op, [*names, "result"], [*spaces, (b, h, m, dv)])
+
+
+def _rows(op: Any) -> list[Access]:
+    return _mapped(op, ["input"], [space_of(op)])
+
+
+def _scatter(op: Any) -> list[Access]:
+    """Dest's map is over the space and then over what the positions hold, which is bounded by the
+    dim that it is an index of."""
+    space, positions = space_of(op), len(op.operands) - 2
+    sizes = dict(enumerate(sir.shape_of(op.results[0])))
+    held = dict.fromkeys(range(len(space), len(space) + positions), Expr.const(1))
+    for dim, index in enumerate(map_exprs(sir.op_maps(op)[-1])):
+        held |= {number: sizes[dim] for number in index.dims() if number in held}
+    names = ["source", *(f"position {i}" for i in range(positions)), "dest"]
+    return _mapped(op, names, [space] * (1 + positions) + [(*space, *held.values())])
 
 
 def _mapped(op: Any, names: Sequence[str], spaces: Sequence[Sizes]) -> list[Access]:
@@ -131,4 +155,7 @@ _RULES: dict[str, Callable[[Any], list[Access]]] = {
     "shapejit.gemm": _gemm,
     "shapejit.conv": _conv,
     "shapejit.attention": _attention,
+    "shapejit.scan": _rows,
+    "shapejit.scatter": _scatter,
+    "shapejit.sort": _rows,
 }

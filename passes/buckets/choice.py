@@ -118,7 +118,7 @@ def choose_for_kernels(
         StatedTable(
             own,
             tuple(weights[a] for a in own),
-            other.boxes([axes.cells[a] for a in own]),
+            *other.boxes([axes.cells[a] for a in own]),
             max(len(other.bindings.launches), 1),
         )
         for other, own in zip(stated, axes.of_kernel[len(kernels) :], strict=True)

@@ -108,24 +108,21 @@ class KernelTable:
 class StatedTable:
     """A kernel whose family states its buckets, and no times; see `Table`.
 
-    Serving a size by a variant of another bucket is taken to cost a fixed share of a fixed time.
+    Serving sizes of a bucket by the variant of another one is taken to cost a time that is stated.
 
     Attributes:
         axes: number of the shared axis of each of its own.
         weights: of the cells of each axis; they sum to 1.
         boxes: its buckets, with the numbers of the variants as candidates.
+        stakes: of each box that time of a call, in microseconds.
         calls: of the kernel in a run of the program.
     """
 
     axes: tuple[int, ...]
     weights: tuple[Array, ...]
     boxes: tuple[Box, ...]
+    stakes: tuple[float, ...]
     calls: int = 1
-
-    #: A kernel beside the products of a model at sizes at which choices matter, in microseconds.
-    _TIME = 4.0
-    #: What the second-best variant costs more, by what families say of theirs.
-    _LOSS = 0.15
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,9 +156,13 @@ class StatedTable:
         loss = np.zeros((*map(len, starts), len(variants)))
         for block in np.ndindex(loss.shape[:-1]):
             cell = tuple(int(s[i]) for s, i in zip(starts, block, strict=True))
-            serving = next(box.candidate for box in self.boxes if _holds(box, cell))
-            loss[block] = [self._LOSS * (variant != serving) for variant in variants]
-        return loss * self._TIME * self.calls
+            serving, stake = next(
+                (box.candidate, stake)
+                for box, stake in zip(self.boxes, self.stakes, strict=True)
+                if _holds(box, cell)
+            )
+            loss[block] = [stake * (variant != serving) for variant in variants]
+        return loss * self.calls
 
     def _overlaps(self, own: int, cuts: Integers) -> Array:
         """The weight that each block between the cuts has of each between the own breakpoints."""

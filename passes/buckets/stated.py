@@ -32,6 +32,7 @@ class StatedKernel:
         bindings: its launches.
         axes: what the buckets are about, over the kernel's symbols.
         buckets: disjoint, and together all sizes.
+        stakes: of each bucket, what another one's variant costs a call, in microseconds.
     """
 
     name: str
@@ -39,6 +40,7 @@ class StatedKernel:
     bindings: Bindings
     axes: tuple[Expr, ...]
     buckets: tuple[StatedBucket, ...]
+    stakes: tuple[float, ...]
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -49,15 +51,18 @@ class StatedKernel:
         """The sizes on an axis at which some bucket begins."""
         return sorted({lower[axis] for lower, _, _, _ in self.buckets})
 
-    def boxes(self, cells: Sequence[Cells]) -> tuple[Box, ...]:
+    def boxes(self, cells: Sequence[Cells]) -> tuple[tuple[Box, ...], tuple[float, ...]]:
         """The buckets as boxes of cells; the candidate of a box is the number of its variant.
 
         Args:
             cells: of each axis; some begin at every breakpoint that is in range.
+
+        Returns:
+            The boxes, sorted, and their stakes.
         """
         numbers = {variant: number for number, variant in enumerate(self.variants)}
         boxes = []
-        for lower, upper, variant, _ in self.buckets:
+        for (lower, upper, variant, _), stake in zip(self.buckets, self.stakes, strict=True):
             first = [c.cell(low) for c, low in zip(cells, lower, strict=True)]
             last = [
                 len(c) - 1 if high is None else c.cell(high)
@@ -69,8 +74,9 @@ class StatedKernel:
                 for c, low, high in zip(cells, lower, upper, strict=True)
             )
             if not outside:
-                boxes.append(Box(tuple(first), tuple(last), numbers[variant]))
-        return tuple(sorted(boxes))
+                boxes.append((Box(tuple(first), tuple(last), numbers[variant]), stake))
+        boxes.sort()
+        return tuple(box for box, _ in boxes), tuple(stake for _, stake in boxes)
 
     def reason(self, variant: str) -> str:
         """Why a variant is among those of the kernel: what its first bucket says."""
@@ -89,4 +95,5 @@ def stated_kernel(
     bounds = [bindings.range(Expr.symbol(number)) for number in symbols]
     sizes = {number: (low or 0, high) for number, (low, high) in enumerate(bounds)}
     axes, buckets = family.choose(kernel, sizes, device)
-    return StatedKernel(name, kernel, bindings, tuple(axes), tuple(buckets))
+    stakes = tuple(family.stake(kernel, sizes, device, axes, bucket) for bucket in buckets)
+    return StatedKernel(name, kernel, bindings, tuple(axes), tuple(buckets), stakes)

@@ -53,7 +53,7 @@ _LONG_WARPS = 16
 CLUSTERS = (16, 8, 4)
 """CTAs of clusters that share a row or a column, the most first."""
 # Threads of each of them, and elements that those keep at most.
-_CLUSTER_THREADS, _CLUSTER_KEPT = 1024, 8
+_CLUSTER_THREADS, _CLUSTER_KEPT = 512, 16
 # Up to so many elements, rows of unknown length are taken one element at a time.
 _SINGLES = 256
 # Lengths of rows that get variants of their own, if they may be longer.
@@ -66,6 +66,8 @@ _REGISTERS, _REGISTERS_BESIDE = 65536, 44
 _BY_ROWS = ((2, (64, 1)), (8, (128, 2)), (None, (256, 4)))
 _BY_VECTORS = ((512, (128, 4)), (None, (512, 2)))
 _BY_ELEMENTS = ((1024, (256, 1, 4)), (None, (512, 2, 8)))
+# Steps of the reduced dims, if they are known, for which it pays that a cluster shares them.
+_CLUSTER_STEPS = 4096
 # Bytes that a multiprocessor has to have asked for so that memory is never idle: its share of 4.8 TB/s
 # in a latency of a microsecond. And vectors that a thread asks for together at most.
 _BYTES_ON_THEIR_WAY, _MOST_VECTORS = 40000, 4
@@ -243,7 +245,25 @@ class Chooser:
             reason = f"{_elements(length)} side by side a lane, {warps} warps share a column"
             most = None if elements is None else elements * self._processors
             tiers.append(_Tier(most, schedule, reason))
-        return self._by(product(phase.loop.space), tiers)
+        if steps is not None and steps < _CLUSTER_STEPS:
+            return self._by(product(phase.loop.space), tiers)
+        return self._clustered_columns(phase, tiers)
+
+    def _clustered_columns(self, phase: Columns, tiers: Sequence[_Tier]) -> Choice:
+        """The schedules of long columns: clusters share them where they are so few that CTAs would
+        be idle."""
+        *others, last = tiers
+        found = [Tier(tier.most, None, tier.schedule, tier.reason) for tier in others]
+        for cluster in CLUSTERS:
+            units = self._processors // cluster
+            schedule = replace(last.schedule, ctas=1, cluster=cluster)
+            schedule = replace(schedule, warps=schedule.threads // WARP)
+            columns = units * schedule.vector * WARP
+            reason = f"up to {columns} columns, shared by the warps of {cluster} CTAs"
+            found.append(Tier(None, columns, schedule, reason))
+        found.append(Tier(None, None, last.schedule, last.reason))
+        space = phase.loop.space
+        return boxes([product(space), product(space[: phase.kept])], found, self._ranges, self.text)
 
     # Rows -----------------------------------------------------------------------------------------
 

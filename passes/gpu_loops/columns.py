@@ -4,14 +4,16 @@
 
 The lanes of a warp have neighbouring columns, and the warps of a CTA share the reduced dims: each
 has its own sums, which meet in shared memory. So a few columns are reduced by many threads, and
-every load of a warp is of neighbours.
+every load of a warp is of neighbours. In a cluster the warps of all its CTAs share the reduced
+dims, and what each CTA's add up to meets in the first one. The order of sums is fixed by schedule
+and sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlir.dialects import gpu
+from mlir.dialects import arith, gpu
 
 from shapejit.passes.gpu_loops.alignment import Alignment, alignment
 from shapejit.passes.gpu_loops.bodies import compute_type
@@ -19,7 +21,7 @@ from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Columns
 from shapejit.passes.gpu_loops.problem import LoopProblem
-from shapejit.passes.gpu_loops.reduce import CELL_BYTES, Reduction, get, put
+from shapejit.passes.gpu_loops.reduce import CELL_BYTES, Reduction, get, get_remote, put
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, add, compare, mul
 from shapejit.symbolic import Expr, product
@@ -50,6 +52,8 @@ class _Columns:
         self._emission, self._phase = emission, phase
         self._indexer, self._evaluator = emission.indexer, emission.evaluator
         self._warps = emission.schedule.threads // WARP
+        self._cluster = emission.schedule.cluster
+        self._sharing = self._warps * self._cluster  # warps that share a column
         loop = phase.loop
         self._writes = [loop.writes[position] for position in phase.positions]
         self._reductions = [
@@ -59,6 +63,9 @@ class _Columns:
         self._reduced = loop.space[phase.kept :]
         self._block = emission.schedule.vector * WARP
         self._memory = emission.shared(len(self._writes) * self._warps * self._block * CELL_BYTES)
+        # What the CTA's warps add up to, for the first CTA of its cluster.
+        bytes_ = len(self._writes) * self._block * CELL_BYTES
+        self._parts = emission.shared(bytes_) if self._cluster > 1 else None
 
     def emit(self) -> None:
         """Units are blocks of columns at one index of the outer kept dims."""
@@ -122,7 +129,10 @@ class _Columns:
         def step(ahead: int, index: Expr, totals: list[Value]) -> list[Value]:
             steps = []
             for number in range(ahead):
-                dims = (*place, *self._indexer.spread(index + number * self._warps, self._reduced))
+                dims = (
+                    *place,
+                    *self._indexer.spread(index + number * self._sharing, self._reduced),
+                )
                 steps.append(dims)
             found = [self._values(dims, lane, length, condition) for dims in steps]
             made = []
@@ -141,13 +151,14 @@ class _Columns:
             with self._evaluator.scope():
                 return step(1, index, totals)
 
-        emission, stride = self._emission, self._warps * _AHEAD
-        warp = emission.ssa(emission.index(emission.threads.warp))
+        emission, stride = self._emission, self._sharing * _AHEAD
+        own = add(emission.threads.warp, mul(emission.rank, self._warps))
+        warp = emission.ssa(emission.index(own))
         # As many whole steps of `_AHEAD` as all warps have.
         whole = mul(self._indexer.value(total // stride), stride)
         sums = self._indexer.loop(warp, whole, several, step=stride, size=total, init=init)
         sums = self._indexer.loop(
-            add(warp, whole), limit, single, step=self._warps, size=total, init=sums
+            add(warp, whole), limit, single, step=self._sharing, size=total, init=sums
         )
         return [sums[i : i + length] for i in range(0, len(sums), length)]
 
@@ -183,14 +194,22 @@ class _Columns:
         gpu.barrier()
         block = length * WARP
         is_one = compare("ult", threads.thread, block)
-        self._indexer.branch(is_one, lambda: self._finish(outer, number, block))
-        gpu.barrier()  # the next unit reuses the shared memory
+        if self._cluster == 1:
+            self._indexer.branch(
+                is_one, lambda: self._finish(outer, number, block, self._of_warps())
+            )
+            gpu.barrier()  # the next unit reuses the shared memory
+            return
+        team = self._emission.team(self._warps)
+        self._indexer.branch(is_one, self._leave)
+        team.synchronize()
+        is_first = arith.andi(is_one, compare("eq", self._emission.rank, 0))
+        self._indexer.branch(is_first, lambda: self._finish(outer, number, block, self._of_ctas()))
+        team.synchronize()
 
-    def _finish(self, outer: Sequence[Expr], number: Expr, block: int) -> None:
+    def _of_warps(self) -> list[Value]:
+        """What all warps of the CTA add up to, for the column of this thread."""
         threads, (memory, _) = self._emission.threads, self._memory
-        own = self._indexer.variable(self._emission.index(threads.thread), block)
-        column = number * block + own
-        inside = compare("slt", self._indexer.ssa(column), self._indexer.value(self._columns))
         totals = []
         for index, reduction in enumerate(self._reductions):
             parts = [
@@ -198,6 +217,42 @@ class _Columns:
                 for warp in range(self._warps)
             ]
             totals.append(reduction.together(parts))
+        return totals
+
+    def _part(self, reduction: int) -> Num:
+        """The offset of what this CTA leaves of a reduction for the first of its cluster."""
+        assert self._parts is not None
+        _, start = self._parts
+        own = mul(self._emission.threads.thread, CELL_BYTES)
+        return add(own, start + reduction * self._block * CELL_BYTES)
+
+    def _leave(self) -> None:
+        assert self._parts is not None
+        memory, _ = self._parts
+        for index, total in enumerate(self._of_warps()):
+            put(memory, self._part(index), total)
+
+    def _of_ctas(self) -> list[Value]:
+        """What all CTAs of the cluster add up to, for the column of this thread."""
+        assert self._parts is not None
+        memory, _ = self._parts
+        return [
+            reduction.together(
+                [
+                    get_remote(memory, self._part(index), cta, reduction.type)
+                    for cta in range(self._cluster)
+                ]
+            )
+            for index, reduction in enumerate(self._reductions)
+        ]
+
+    def _finish(
+        self, outer: Sequence[Expr], number: Expr, block: int, totals: Sequence[Value]
+    ) -> None:
+        """Writes the column of this thread."""
+        own = self._indexer.variable(self._emission.index(self._emission.threads.thread), block)
+        column = number * block + own
+        inside = compare("slt", self._indexer.ssa(column), self._indexer.value(self._columns))
         lane = self._emission.lanes(1).dim_index
         assert lane is not None
         replaced = dict(enumerate((*outer, column)))

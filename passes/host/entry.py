@@ -107,10 +107,6 @@ class EntryPoint:
         """``base[position]`` of an array of pointers."""
         return load(pointer_type(), base, position)
 
-    def offset_pointer(self, base: Value, bytes_: Expr) -> Value:
-        """``base`` plus an offset in bytes."""
-        return offset(base, self.size(bytes_))
-
 
 def _derive(symbol: sir.Symbol, indexer: Indexer) -> Value:
     """The index value of a derived symbol. `max` and `min` are signed: an argument such as

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -15,9 +16,9 @@ from mlir.dialects import arith, func
 
 from shapejit import ir as sir
 from shapejit.pass_host import PassFailure
-from shapejit.passes.host.entry import EntryPoint, Value, store
+from shapejit.passes.host.entry import EntryPoint, Value, offset, store
 from shapejit.passes.host.words import Address, Place
-from shapejit.passes.plan_memory import source_of
+from shapejit.passes.plan_memory import arena_slots, source_of
 from shapejit.symbolic import Expr, map_exprs
 
 HOST_MODULE = "shapejit_host"
@@ -35,7 +36,8 @@ KERNELS = "shapejit.kernels"
 
 # Of the arguments' table, in order; after them come the outputs.
 _BUFFERS: tuple[Place, ...] = ("input", "weight", "copy")
-_BUFFER = re.compile(r"#shapejit\.buffer<(arena|output) (\d+)>")
+_BUFFER = re.compile(r"#shapejit\.buffer<(arena|output|input) (\d+)>")
+_PLACES: dict[str, Place] = {"arena": "arena", "output": "output", "input": "input"}
 
 
 class HostProgram:
@@ -57,21 +59,35 @@ class HostProgram:
         self.constraints = sir.constraints(module)
         if "shapejit.arena" not in function.attributes:
             raise PassFailure(function, "has no memory plan; run shapejit-plan-memory first")
-        slots = sir.attr_sizes(function.attributes["shapejit.arena"])
-        self.offsets = [sum(map(self._align, slots[:i]), Expr.const(0)) for i in range(len(slots))]
-        # A kernel may read one element of an empty tensor and discard it: where the last slot is
-        # empty, that element is past its end.
-        past_end = self.alignment if slots else 0
-        self.arena_bytes = sum(map(self._align, slots), Expr.const(past_end))
+        self.slots = arena_slots(function)
         self.places = self._places()
         counts = Counter(address.place for address in self.places.values())
         starts = itertools.accumulate((counts[place] for place in _BUFFERS), initial=0)
         self._first = dict(zip((*_BUFFERS, "output"), starts, strict=True))
-        self.outputs = list(self.ops[-1].operands)
+        # New values of inputs have the inputs' memory; they come after all other results.
+        returned = list(self.ops[-1].operands)
+        self.outputs = returned[: len(returned) - len(sir.updated_arguments(function))]
         self.declared: set[str] = set()
 
     def _align(self, size: Expr) -> Expr:
         return size.ceildiv(self.alignment) * self.alignment
+
+    def _slots_bytes(
+        self, entry: EntryPoint, slots: Sequence[tuple[Expr, ...]], extra: int = 0
+    ) -> Value:
+        """The bytes that slots take one after the other, and `extra` ones."""
+        plain = (self._align(sizes[0]) for sizes in slots if len(sizes) == 1)
+        total = entry.size(sum(plain, Expr.const(extra)))
+        for sizes in slots:
+            if len(sizes) > 1:
+                values = [entry.size(self._align(size)) for size in sizes]
+                total = arith.addi(total, functools.reduce(arith.maxsi, values))
+        return total
+
+    def _arena_bytes(self, entry: EntryPoint) -> Value:
+        # A kernel may read one element of an empty tensor and discard it: where the last slot is
+        # empty, that element is past its end.
+        return self._slots_bytes(entry, self.slots, self.alignment if self.slots else 0)
 
     def _places(self) -> dict[Any, Address]:
         """What the inputs, weights and copies of weights are, in the order of the buffers."""
@@ -110,7 +126,8 @@ class HostProgram:
         with entry.body():
             out = entry.arguments[1]
             sizes = [size for value in self.outputs for size in sir.shape_of(value)]
-            for position, size in enumerate([self.arena_bytes, *sizes]):
+            store(self._arena_bytes(entry), out, 0)
+            for position, size in enumerate(sizes, start=1):
                 store(entry.size(size), out, position)
             store(self._violated(entry), out, 1 + len(sizes))
 
@@ -143,7 +160,8 @@ class HostProgram:
     def pointer(self, entry: EntryPoint, address: Address) -> Value:
         """The address of a buffer, in an entry point that takes symbols, buffers and arena."""
         if address.place == "arena":
-            return entry.offset_pointer(entry.arguments[2], self.offsets[address.number])
+            before = self._slots_bytes(entry, self.slots[: address.number])
+            return offset(entry.arguments[2], before)
         return entry.load_pointer(entry.arguments[1], self._first[address.place] + address.number)
 
     def launches(self) -> list[Any]:
@@ -210,4 +228,4 @@ def _buffer(text: str) -> Address:
     """The buffer that ``#shapejit.buffer<arena 3>`` names."""
     match = _BUFFER.fullmatch(text)
     assert match is not None, text
-    return Address("arena" if match[1] == "arena" else "output", int(match[2]))
+    return Address(_PLACES[match[1]], int(match[2]))

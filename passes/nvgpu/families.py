@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -27,6 +27,11 @@ Bounds: TypeAlias = "tuple[int, int | None]"
 
 StatedBucket: TypeAlias = "tuple[tuple[int, ...], tuple[int | None, ...], str, str]"
 """Lower corner, upper corner (both included; None is no bound), variant, reason."""
+
+
+STAKE: Final = 0.6
+"""What the variant of another bucket costs a call beside the products of a model, in microseconds:
+at sizes at which choices matter, about a sixth of its time."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,33 @@ class Family:
         axes, buckets = self._functions.choose(kernel, sizes, device)
         return list(axes), list(buckets)
 
+    def serves(self, kernel: Any) -> bool:
+        """Whether a kernel with this family's op is one of it. Only for `DEPTHWISE`."""
+        return bool(self._functions.serves(kernel))
+
     def weights(self, kernel: Any) -> frozenset[int]:
         """The arguments of a kernel that are weights. Only for `MODELLED` families."""
         return frozenset(self._functions.weight_operands(kernel))
+
+    def stake(
+        self,
+        kernel: Any,
+        sizes: Mapping[int, Bounds],
+        device: Device,
+        axes: Sequence[Expr],
+        bucket: StatedBucket,
+    ) -> float:
+        """What a call of a bucket's sizes costs more by the variant of another, in microseconds.
+
+        Args:
+            kernel, sizes, device: as of `choose`.
+            axes: that `choose` gave.
+            bucket: one of its buckets.
+        """
+        function = getattr(self._functions, "stake", None)
+        if function is None:
+            return STAKE
+        return float(function(kernel, sizes, device, axes, bucket))
 
     @functools.cached_property
     def _functions(self) -> Any:
@@ -86,12 +115,15 @@ class Family:
 
 GEMM: Final = Family("gemm", "shapejit-lower-gemm-to-nvgpu", "nvgpu.lowering")
 CONV: Final = Family("conv", "shapejit-lower-conv-to-nvgpu", "nvgpu.conv.lowering")
+DEPTHWISE: Final = Family(
+    "depthwise", "shapejit-lower-conv-to-nvgpu", "nvgpu.conv.depthwise_choice"
+)
 ATTENTION: Final = Family(
     "attention", "shapejit-lower-attention-to-nvgpu", "nvgpu.attention.lowering"
 )
 LOOPS: Final = Family("loops", "shapejit-lower-loops-to-gpu", "gpu_loops.lowering")
 
-FAMILIES: Final = (GEMM, CONV, ATTENTION, LOOPS)
+FAMILIES: Final = (GEMM, CONV, DEPTHWISE, ATTENTION, LOOPS)
 
 MODELLED: Final = (GEMM, CONV)
 """Families whose schedules are chosen by the cost model of matrix products."""
@@ -116,6 +148,8 @@ def family_of(kernel: Any) -> Family | None:
     """The family that serves a ``shapejit.kernel``; None if there is none."""
     names = [op.name for op in sir.operations(sir.body(kernel))]
     for name in names:
+        if name == "shapejit.conv" and DEPTHWISE.serves(kernel):
+            return DEPTHWISE
         if name in _LEADERS:
             return _LEADERS[name]
     return LOOPS if _OF_LOOPS.issuperset(names) else None

@@ -55,9 +55,7 @@ class Convolution:
         n, g, p, q, f, c, *taps = space
         factors = {*window.strides, *window.dilations, *window.lhs_dilations}
         known = all(tap == TAPS for tap in taps) and factors == {1}
-        if not known or any(
-            min(pair) < 0 or sum(pair) > _MOST_PADDING for pair in window.padding
-        ):
+        if not known or any(min(pair) < 0 or sum(pair) > _MOST_PADDING for pair in window.padding):
             return None
         low = (window.padding[0][0], window.padding[1][0])
         height, width = sir.attr_sizes(op.attributes["image"])

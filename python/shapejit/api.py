@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shapejit import precision
 from shapejit.archive import load
 from shapejit.cpu_features import host_target
 from shapejit.errors import ErrorId, join_names, quote
@@ -24,6 +25,8 @@ from shapejit.progress import Progress
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+    from shapejit.artefacts import Artefacts
 
 __all__ = ["compile", "load"]
 
@@ -57,8 +60,8 @@ def compile(
         dynamic_shapes: which sizes vary, as in torch.export; a dim may also be a triple
             ``(min, opt, max)``. Sizes not named stay as in the example.
         target: "auto" follows the device of weights and example inputs; nothing is ever moved. For
-            "cuda" the model has to consist of products of float16 or bfloat16 matrices and of
-            pointwise operators after them.
+            "cuda" products have factors of float16, bfloat16 or float32, for which see
+            `CompileOptions.float32_precision`.
         options: how to compile.
         **option_overrides: single fields of `options`, by name.
 
@@ -89,6 +92,7 @@ def compile(
             remedy="Pass args=(...) and, if the model takes keywords, kwargs={...}",
         )
     device = _device(target, _named_tensors(model_or_path, args, kwargs))
+    options = options.override(float32_precision=precision.resolved(options.float32_precision))
     host_target(options.target_cpu)
     return _compile(model_or_path, args, kwargs, dynamic_shapes, options, device)
 
@@ -101,22 +105,39 @@ def _compile(
     options: CompileOptions,
     device: torch.device,
 ) -> Program:
-    # They bring torch.export's machinery and torch-mlir, which loading a program does not need.
-    from shapejit import importer, pipeline
+    # They bring torch.export's machinery, which loading a program does not need.
+    from shapejit import importer
+    from shapejit.program_cache import FoundProgram, find_or_compile, program_unit
 
     gpu_target = _gpu_target(device) if device.type == "cuda" else None
     with Progress() as progress:
-        with progress.stage(_IMPORT):
-            imported = importer.import_model(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-        artefacts = pipeline.build(imported, options, progress, gpu_target)
-    seconds = {**imported.seconds, **progress.seconds}
-    del seconds[_IMPORT]  # its parts are listed
-    artefacts = dataclasses.replace(artefacts, compile_seconds=seconds)
+        with progress.stage("export"):
+            captured = importer.capture(model, args, kwargs, dynamic_shapes)
+
+        def compile_captured() -> tuple[Artefacts, Sequence[Tensor]]:
+            # A program that the cache has does without the passes and torch-mlir.
+            from shapejit import pipeline
+
+            with progress.stage(_IMPORT):
+                imported = importer.import_captured(captured)
+            del progress.seconds[_IMPORT]  # its parts are listed
+            progress.seconds.update(imported.seconds)
+            imported.seconds = {"export": progress.seconds["export"], **imported.seconds}
+            return pipeline.build(imported, options, progress, gpu_target), imported.tensors
+
+        with progress.stage("program-cache"):
+            unit = program_unit(captured, options, gpu_target)
+        if unit is None:
+            found = FoundProgram(*compile_captured(), "built")
+        else:
+            found = find_or_compile(unit, compile_captured)
+    artefacts = dataclasses.replace(found.artefacts, compile_seconds=dict(progress.seconds))
     return Program(
         artefacts,
-        imported.weight_tensors,
+        found.weights,
         free_original=options.free_original,
         execution=execution_for(artefacts, device),
+        origin=found.origin,
     )
 
 

@@ -49,7 +49,7 @@ from shapejit.gpu.program_code import GpuCode
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the layout above, of the manifest and of the native code's entry points together."""
 
 MANIFEST = "manifest.json"
@@ -128,7 +128,7 @@ def load(
     device = next((tensor.device for tensor in given.values() if tensor.is_cuda), None)
     execution = _execution(saved, device)
     tensors = _weight_tensors(saved, weights, execution.device)
-    return Program(saved.artefacts, tensors, compiles=0, execution=execution)
+    return Program(saved.artefacts, tensors, compiles=0, execution=execution, origin="file")
 
 
 def _execution(saved: _Saved, device: torch.device | None) -> Execution:
@@ -157,7 +157,7 @@ def _write_members(
         members[f"code/{number:04}.o"].write_bytes(code)
     members |= _write_gpu_members(program.artefacts.gpu, folder)
     contents: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, WEIGHTS: {}}
-    for spec, tensor in zip(program.artefacts.weights, program.all_weights(), strict=True):
+    for spec, tensor in zip(program.artefacts.tensors, program.all_weights(), strict=True):
         if aliases[spec.name] == spec.name:
             contents[CONSTANTS if spec.constant else WEIGHTS][spec.name] = _own_storage(tensor)
     if not weights:
@@ -188,7 +188,7 @@ def _aliases(program: Program) -> dict[str, str]:
     """The name under which each weight is stored: of tied weights, the first one's."""
     stored: dict[Any, str] = {}
     aliases: dict[str, str] = {}
-    for spec, tensor in zip(program.artefacts.weights, program.all_weights(), strict=True):
+    for spec, tensor in zip(program.artefacts.tensors, program.all_weights(), strict=True):
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, spec.constant)
         identity = place if tensor.numel() else spec.name
         aliases[spec.name] = stored.setdefault(identity, spec.name)
@@ -373,14 +373,14 @@ def _weight_tensors(
 
     What comes from a file is put on the device; tensors that are given stay where they are.
     """
-    needed = not all(spec.constant for spec in saved.artefacts.weights)
+    needed = not all(spec.constant for spec in saved.artefacts.tensors)
     if needed and weights is None and not saved.has_weights:
         raise ErrorId.SJ_LOAD_006.error(path=saved.path)
     given = None if weights is None else _given_weights(weights)
     from_file = not isinstance(weights, (nn.Module, Mapping))
     tensors: list[Tensor] = []
     missing: list[str] = []
-    for spec in saved.artefacts.weights:
+    for spec in saved.artefacts.tensors:
         source = saved.tensors if spec.constant or given is None else given
         tensor = _find(spec.name, source, saved.aliases)
         if tensor is None:

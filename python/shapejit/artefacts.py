@@ -194,7 +194,8 @@ class TensorOutput:
 
 @dataclass(frozen=True)
 class InputOutput:
-    """A leaf of the result that is the flattened input number `input`, the same object."""
+    """A leaf of the result that is the flattened input number `input`, the same object; a state if
+    there are fewer inputs."""
 
     input: int
 
@@ -301,7 +302,8 @@ class Artefacts:
     *arena)``. `symbols` has one value a module symbol (a derived one is ignored). `out` receives
     the arena's size in bytes, the sizes of every `TensorOutput` in order, and last 0 or the code
     of a `ConstraintInfo` that fails. `buffers` holds the tensor inputs, the weights (null unless
-    read in place), the packed weights and the tensor outputs, in the order of this record.
+    read in place), the packed weights and the tensor outputs, in the order of this record; after
+    the tensor inputs come the states.
 
     For a GPU the second one is ``int32_t shapejit_run(.., void *const *kernels, void *stream)``
     with the same first arguments: it queues the launches in a stream and returns the status of the
@@ -315,6 +317,10 @@ class Artefacts:
         output_tree: structure of the result.
         compile_seconds: seconds by stage.
         leases: keep the objects findable in the cache for as long as the program lives.
+        states: buffers that calls change in place. For the native code they are inputs, after those
+            of the call.
+        updates: leaves of the arguments that calls change in place.
+        arena: slots of working memory: the sizes of each in bytes, of which the largest counts.
     """
 
     objects: tuple[bytes, ...]
@@ -331,6 +337,14 @@ class Artefacts:
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     leases: tuple[Lease, ...] = field(default=(), repr=False, compare=False)
     gpu: GpuCode | None = None
+    states: tuple[WeightSpec, ...] = ()
+    updates: tuple[int, ...] = ()
+    arena: tuple[Sizes, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[WeightSpec, ...]:
+        """All tensors of the model that the program holds: the weights, then the states."""
+        return (*self.weights, *self.states)
 
     @property
     def output_ranks(self) -> tuple[int, ...]:

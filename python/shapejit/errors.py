@@ -345,6 +345,16 @@ class ErrorId(Enum):
         "{argument!q} of {operator}() is {value}, but {rule}",
         "{remedy}",
     )
+    SJ_ARG_010 = Entry(
+        "an argument that changes shares memory",
+        "{argument!q}, which the program changes in place, shares memory {shared}",
+        "Pass a tensor with memory of its own: {argument}.clone()",
+    )
+    SJ_ARG_011 = Entry(
+        "a tensor that cannot receive a result",
+        "{argument!q} is {value}, but {rule}",
+        "Pass a contiguous tensor of the result's dtype, sizes and device, or leave out `out`",
+    )
 
     # Capture of the model and of its dynamic shapes.
     SJ_EXPORT_001 = Entry(
@@ -415,14 +425,14 @@ class ErrorId(Enum):
         "Move that step out of the model, or give it a result of fixed size (torch.where, masks)",
     )
     SJ_EXPORT_013 = Entry(
-        "the model changes a buffer",
-        "the model changes its buffer {buffer!q} in place, which compiled programs do not do yet",
-        "Return the new value as an output and pass it in as an input",
+        "the model changes a parameter or a constant",
+        "the model changes {tensor!q} in place, which is neither a buffer nor an input",
+        "Register it with register_buffer, or pass it as an input",
     )
     SJ_EXPORT_014 = Entry(
-        "the model changes an input",
-        "the model changes its input {argument!q} in place, which compiled programs do not do yet",
-        "Change a clone and return it: {argument} = {argument}.clone()",
+        "buffers that change share memory",
+        "the model changes its buffer {buffer!q} in place, which shares memory with {other!q}",
+        "Give each of them memory of its own: buffer.clone()",
     )
     SJ_EXPORT_015 = Entry(
         "an input of a kind that cannot vary",
@@ -449,7 +459,12 @@ class ErrorId(Enum):
     SJ_OP_001 = Entry(
         "operators that are not supported",
         "the model uses {count} that shapejit does not compile:\n{table}\n",
-        "Replace them in the model, or add a rule for each (CONTRIBUTING.md)",
+        "Replace them in the model, or add a rule for each (docs/custom-ops.md)",
+    )
+    SJ_OP_002 = Entry(
+        "a rule of the user's that failed",
+        "the rule {rule} for {operator} failed: {reason}",
+        "Mend the rule at {where}",
     )
 
     # Options and knobs.
@@ -625,9 +640,9 @@ class ErrorId(Enum):
     SJ_TARGET_007 = Entry(
         "operators that have no GPU kernels",
         "the model has {count} for which target {target!q} has no kernels yet:\n{table}\n",
-        "It compiles products and attention of float16 or bfloat16 (linear, matmul, bmm, "
-        "scaled_dot_product_attention), and pointwise operators, reductions, norms and gathers of "
-        'any type. Run the rest in PyTorch, or use target="cpu"',
+        "It compiles products, convolutions and attention of float16 or bfloat16 (linear, matmul, "
+        "bmm, scaled_dot_product_attention), and pointwise operators, reductions, norms and gathers "
+        'of any type. Run the rest in PyTorch, or use target="cpu"',
     )
     SJ_TARGET_008 = Entry(
         "too many tensors and sizes for one program on a GPU",

@@ -18,6 +18,7 @@ import mlir.ir as ir
 
 from . import _native
 from .symbolic import Expr, map_exprs, product, to_map
+from .symbolic.memo import remembered
 
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
@@ -29,7 +30,12 @@ DYNAMIC = ir.ShapedType.get_dynamic_size()
 def shape_attr(sizes: Iterable[Expr | int], context: Any = None) -> Any:
     """The ``#shapejit.shape`` attribute of the given sizes."""
     context = context or ir.Context.current
-    dims = [(s if isinstance(s, Expr) else Expr.const(s)).to_affine(context) for s in sizes]
+    exprs = tuple(s if isinstance(s, Expr) else Expr.const(s) for s in sizes)
+    return remembered(("shape", exprs, context), lambda: _shape_attr(exprs, context))
+
+
+def _shape_attr(sizes: Sequence[Expr], context: Any) -> Any:
+    dims = [size.to_affine(context) for size in sizes]
     array = (ctypes.c_void_p * len(dims))(*[_native.pointer(d) for d in dims])
     address = _native.lib.shapejitShapeAttrGet(_native.pointer(context), array, len(dims))
     return _native.wrap(ir.Attribute, address)
@@ -41,6 +47,10 @@ def attr_sizes(attribute: Any) -> tuple[Expr, ...]:
     Raises:
         TypeError: the attribute is not a shape.
     """
+    return remembered(attribute, lambda: _attr_sizes(attribute))
+
+
+def _attr_sizes(attribute: Any) -> tuple[Expr, ...]:
     address = _native.pointer(attribute)
     rank = _native.lib.shapejitShapeAttrRank(address)
     if rank < 0:
@@ -357,6 +367,21 @@ def argument_kind(function: Any, position: int) -> str:
     if "shapejit.kind" not in attributes:
         return "input"
     return str(ir.StringAttr(attributes["shapejit.kind"]).value)
+
+
+def updated_arguments(function: Any) -> dict[int, int]:
+    """Of the results that are new values of arguments, in whose memory they lie: their arguments.
+
+    They come after all other results.
+    """
+    if "res_attrs" not in function.attributes:
+        return {}
+    found = {}
+    for number, entry in enumerate(ir.ArrayAttr(function.attributes["res_attrs"])):
+        attributes_ = ir.DictAttr(entry)
+        if "shapejit.updates" in attributes_:
+            found[number] = int(ir.IntegerAttr(attributes_["shapejit.updates"]).value)
+    return found
 
 
 def kernels(module: Any) -> dict[str, Any]:

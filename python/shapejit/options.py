@@ -14,6 +14,12 @@ from typing import Any, get_type_hints
 
 from shapejit.errors import ErrorId
 
+PRECISIONS = ("auto", "ieee", "tf32")
+"""What `CompileOptions.float32_precision` may be."""
+
+WINOGRAD = ("auto", "off", "force")
+"""What `CompileOptions.winograd` may be."""
+
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -25,8 +31,15 @@ class CompileOptions:
             "x86-64-v3", for programs that are saved for other machines.
         deterministic: the same inputs give the same bits on every call; on the cpu target they
             do in any case.
+        float32_precision: of products of float32 on a GPU: "ieee"; "tf32", which lets tensor cores
+            round their factors to 11 bits; or "auto", as PyTorch is set
+            (torch.set_float32_matmul_precision) when the model is compiled.
         max_regions: most regions of shapes that get code of their own, at least 1; the cpu target
             needs one.
+        winograd: whether 3x3 convolutions on a GPU use Winograd's algorithm: "auto", where it pays;
+            "off"; "force", wherever it can be used.
+        max_rel_error: relative error that it may have. The default allows F(2x2,3x3) of float32,
+            which is as accurate as a direct sum; see docs/winograd.md.
         free_original: give back the memory of weights of which only packed copies are read. The
             tensors of the original module become empty.
         verify_each: verify all types and shapes after each stage; False leaves it to the knob
@@ -38,7 +51,10 @@ class CompileOptions:
     opt_level: int = 2
     target_cpu: str = "host"
     deterministic: bool = False
+    float32_precision: str = "auto"
     max_regions: int = 16
+    winograd: str = "auto"
+    max_rel_error: float = 2e-6
     free_original: bool = False
     verify_each: bool = False
     dump_to: str | None = None
@@ -49,6 +65,21 @@ class CompileOptions:
         _check_types(self)
         _check(0 <= self.opt_level <= 3, "opt_level", self.opt_level, "it must be from 0 to 3")
         _check(self.max_regions >= 1, "max_regions", self.max_regions, "it must be at least 1")
+        _check(
+            self.float32_precision in PRECISIONS,
+            "float32_precision",
+            self.float32_precision,
+            f"it must be one of {', '.join(PRECISIONS)}",
+        )
+        _check(
+            self.winograd in WINOGRAD,
+            "winograd",
+            self.winograd,
+            f"it must be one of {', '.join(WINOGRAD)}",
+        )
+        _check(
+            self.max_rel_error >= 0, "max_rel_error", self.max_rel_error, "it must be at least 0"
+        )
         _check(self.target_cpu != "", "target_cpu", self.target_cpu, "it must name a CPU")
         _check(self.dump_to != "", "dump_to", self.dump_to, "it must name a folder")
 

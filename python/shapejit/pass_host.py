@@ -39,6 +39,7 @@ import mlir.ir as ir
 from mlir.passmanager import PassManager
 
 from . import _native
+from .symbolic.memo import remembering
 
 _OPTION_KINDS: dict[type, int] = {int: 0, bool: 1, str: 2}
 
@@ -196,7 +197,7 @@ def _run(number: int, address: int, names: Any, values: Any, count: int) -> int:
             _foreign_contexts[id(context)] = context
         given = {names[i].decode(): values[i].decode() for i in range(count)}
         options = {f.name: _parse_option(f, given[_option_name(f)]) for f in entry.options}
-        with module.context, module.location:
+        with module.context, module.location, remembering():
             entry.cls(**options).run(module)
         return 0
     except PassFailure as failure:

@@ -25,6 +25,7 @@ from .artefacts import (
     JoinSpec,
     KernelInfo,
     PackSpec,
+    Sizes,
     SymbolSpec,
     WeightSpec,
 )
@@ -94,25 +95,41 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
-def gpu_stages(max_regions: int) -> tuple[Stage, ...]:
+def gpu_stages(
+    max_regions: int, *, tf32: bool = False, winograd: str = "auto", max_rel_error: float = 2e-6
+) -> tuple[Stage, ...]:
     """For a GPU, in order. After `choose-buckets` every variant is built.
 
     Args:
         max_regions: see `CompileOptions`.
+        tf32: whether products of float32 may round their factors to tf32.
+        winograd, max_rel_error: see `CompileOptions`.
     """
+    wish = f"winograd={winograd} max-rel-error={max_rel_error!r} tf32={str(tf32).lower()}"
     return (
+        # There are no attention kernels of float32.
+        Stage("decompose-attention", _passes("shapejit-decompose-attention")),
         _CANONICALIZE_SHAPES,
+        # Convolutions of 3x3 taps take fewer products.
+        Stage("lower-winograd", _passes(f"shapejit-lower-winograd-to-nvgpu{{{{{wish}}}}}")),
+        # There are no other kernels of convolutions of float32.
+        Stage("unfold-convolutions", _passes("shapejit-unfold-convolutions,canonicalize,cse")),
         _FOLD_VIEWS,
         _INLINE_POINTWISE,
         # What one kernel computes stays in f32 until it is stored.
         Stage("widen-bodies", _passes("shapejit-widen-bodies,canonicalize,cse")),
+        # Filters get the layout that TMA reads, channels last.
+        Stage(
+            "pack-weights",
+            _passes("shapejit-pack-weights{{panel=1 products=false}},canonicalize,cse"),
+        ),
         # Products of one input, such as q, k and v, become one.
         Stage("merge-products", _passes("shapejit-merge-products,canonicalize,cse")),
         _FORM_KERNELS,
         # So do the rows that a kernel's loops pass to each other.
         Stage("widen-kernels", _passes("shapejit-widen-bodies")),
         # Each kernel gets variants for intervals of its sizes, by the cost model alone.
-        choose_buckets(max_regions),
+        choose_buckets(max_regions, tf32=tf32),
         _PLAN_MEMORY,
         _LOWER_TO_HOST,
     )
@@ -121,14 +138,19 @@ def gpu_stages(max_regions: int) -> tuple[Stage, ...]:
 _CHOOSE_BUCKETS = "choose-buckets"
 
 
-def choose_buckets(max_regions: int, schedules: Sequence[str] = ()) -> Stage:
+def choose_buckets(
+    max_regions: int, schedules: Sequence[str] = (), *, tf32: bool = False
+) -> Stage:
     """The stage that decides on variants.
 
     Args:
         max_regions: see `CompileOptions`.
         schedules: the candidates; all if empty.
+        tf32: see `gpu_stages`.
     """
     options = f"max-regions={max_regions}"
+    if tf32:
+        options += " tf32=true"
     if schedules:
         options += f" schedules={','.join(schedules)}"
     return Stage(_CHOOSE_BUCKETS, lambda _target: f"shapejit-choose-buckets{{{options}}}")
@@ -209,6 +231,7 @@ class _Compilation:
         weights: Sequence[WeightSpec],
         *,
         packs: Sequence[CopySpec] = (),
+        arena: Sequence[Sizes] = (),
         gpu: GpuCode | None = None,
     ) -> Artefacts:
         """The result of the compilation; see `Artefacts`.
@@ -231,6 +254,9 @@ class _Compilation:
             kernels=tuple(kernels),
             constraints=imported.constraints,
             gpu=gpu,
+            arena=tuple(arena),
+            states=imported.states,
+            updates=imported.updates,
         )
 
 
@@ -239,6 +265,7 @@ def _build_for_cpu(compilation: _Compilation) -> Artefacts:
     module = imported.module
     kernels: tuple[KernelInfo, ...] = ()
     packs: tuple[CopySpec, ...] = ()
+    arena: tuple[Sizes, ...] = ()
     weights = imported.weights
     cache = compilation.cache()
     recipe = Recipe(
@@ -261,12 +288,14 @@ def _build_for_cpu(compilation: _Compilation) -> Artefacts:
                     units = name_kernels(module, recipe)
                     symbols.update(zip(launched, _launched(module), strict=True))
                     found = take_found(module, units, cache)
+        elif stage is _PLAN_MEMORY:
+            arena = _arena(module)
     code = _generate(module, recipe, cache, units, found, progress, dump)
     dump.index(kernels, imported.symbols)
     kernels = tuple(
         dataclasses.replace(k, origin=code[symbols.get(k.name, k.name)].origin) for k in kernels
     )
-    return compilation.artefacts(kernels, code, weights, packs=packs)
+    return compilation.artefacts(kernels, code, weights, packs=packs, arena=arena)
 
 
 def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
@@ -282,10 +311,17 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
         module.operation.attributes["shapejit.target"] = ir.StringAttr.get(gpu_target)
     kernels: tuple[KernelInfo, ...] = ()
     packs: tuple[CopySpec, ...] = ()
+    arena: tuple[Sizes, ...] = ()
     weights = imported.weights
     built = gpu.BuiltCode({}, {}, {})
     builder = gpu.builder_for(dump)
-    for stage in gpu_stages(options.max_regions):
+    stages = gpu_stages(
+        options.max_regions,
+        tf32=options.float32_precision == "tf32",
+        winograd=options.winograd,
+        max_rel_error=options.max_rel_error,
+    )
+    for stage in stages:
         compilation.run(stage)
         if stage is _FORM_KERNELS:
             kernels = describe_kernels(module)
@@ -295,6 +331,8 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
             _log_kernels(kernels, packs)
         elif stage.name == _CHOOSE_BUCKETS:
             built = _build_variants(compilation, arch, builder)
+        elif stage is _PLAN_MEMORY:
+            arena = _arena(module)
     recipe = Recipe(compilation.target, options.opt_level, ",".join(LLVM_PIPELINE))
     head = gpu.head_kernel(module, arch, builder)  # beside the host program
     code = _generate(module, recipe, compilation.cache(), {}, {}, progress, dump)
@@ -302,7 +340,12 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
     gpu_code = gpu.gpu_code(module, arch, built.cubins, found_head)
     dump.index(kernels, imported.symbols, built.digests)
     artefacts = compilation.artefacts(
-        gpu.with_origins(kernels, gpu_code), code, weights, packs=packs, gpu=gpu_code
+        gpu.with_origins(kernels, gpu_code),
+        code,
+        weights,
+        packs=packs,
+        arena=arena,
+        gpu=gpu_code,
     )
     cubins = [*built.cubins.values(), *([] if found_head is None else [found_head])]
     return dataclasses.replace(
@@ -328,7 +371,9 @@ def _build_variants(compilation: _Compilation, arch: str, builder: CubinBuilder)
             _BUCKET_LOG.warning("%s cannot be built and is not used: %s", schedule, reason)
         refused |= built.refused
         rest = gpu.candidates(refused)
-        compilation.run(choose_buckets(compilation.options.max_regions, rest))
+        options = compilation.options
+        tf32 = options.float32_precision == "tf32"
+        compilation.run(choose_buckets(options.max_regions, rest, tf32=tf32))
 
 
 def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = False) -> None:
@@ -411,6 +456,13 @@ def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpe
             WeightSpec(spec.name, spec.dtype, spec.shape, spec.constant, read_in_place=in_place)
         )
     return tuple(specs)
+
+
+def _arena(module: Any) -> tuple[Sizes, ...]:
+    """The slots of working memory of a module after the memory plan."""
+    from .passes.plan_memory import arena_slots
+
+    return tuple(arena_slots(sir.functions(module)[0]))
 
 
 # ---------------------------------------------------------------------------

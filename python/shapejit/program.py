@@ -25,9 +25,11 @@ from shapejit.artefacts import (
     SizeOutput,
     TensorOutput,
 )
+from shapejit.changes import Changes, own_copy
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
 from shapejit.execution import Execution, Place, execution_for
+from shapejit.outputs import GivenOutputs
 from shapejit.report_graphs import GraphStats
 from shapejit.signature import Signature
 from shapejit.weights import Buffers, Weights, as_readable
@@ -93,7 +95,8 @@ class Program(nn.Module):
     each stream, within bounds (`shapejit.arena`). Outputs are new contiguous tensors. Inputs that
     are not contiguous, or for a GPU not aligned to 16 bytes, are copied first (counted in `stats`).
     A weight changed in place, through the original module or through `load_state_dict`, is seen by
-    the next call.
+    the next call. What the model changes in place, buffers and inputs, the program does, too: in
+    their own memory, which no other tensor of the call may share. Such calls run one by one.
 
     On a GPU a call queues its kernels in the current stream and does not wait for them. It may be
     captured into a CUDA graph, which then keeps what it needs of the program, but for the weights.
@@ -105,10 +108,12 @@ class Program(nn.Module):
 
     Args:
         artefacts: native code and what is known about calling it.
-        weights: the tensors of `artefacts.weights`, in order; they are held, not copied.
+        weights: the tensors of `artefacts.tensors`, in order; they are held, not copied.
         free_original: give back the memory of weights of which only packed copies are read.
         compiles: compilations that this process did for it: 0 for a loaded program.
         execution: the native code, ready to run; by default on the device of the weights.
+        origin: where it came from: "built", found as a whole in the cache's "memory" or on its
+            "disk", "shared" with another compilation at the same time, or a saved "file".
 
     Raises:
         LoadError: a weight does not fit (SJ-LOAD-008).
@@ -125,6 +130,7 @@ class Program(nn.Module):
         free_original: bool = False,
         compiles: int = 1,
         execution: Execution | None = None,
+        origin: str = "built",
     ) -> None:
         super().__init__()
         super().train(False)
@@ -136,10 +142,12 @@ class Program(nn.Module):
             artefacts.parameters, artefacts.inputs, artefacts.symbols, device
         )
         self._compiles = compiles
+        self._origin = origin
+        held, states = weights[: len(artefacts.weights)], weights[len(artefacts.weights) :]
         self._weights = Weights(
             artefacts.weights,
             artefacts.packs,
-            weights,
+            held,
             device,
             alignment=self._execution.alignment,
             free_original=free_original,
@@ -149,7 +157,21 @@ class Program(nn.Module):
             (index, getattr(torch, spec.dtype).is_floating_point)
             for index, spec in self.signature.tensors
         ]
+        # States follow the leaves of a call. Few programs change anything in place.
+        self._changes = Changes(artefacts, states, device)
+        self._changed = self._changes.leaves
+        self._tensor_inputs += [
+            (len(artefacts.inputs) + number, state.is_floating_point())
+            for number, state in enumerate(states)
+        ]
         self._outputs = _tensor_outputs(artefacts, device)
+        self._given = GivenOutputs(
+            [spec.dtype for spec in artefacts.outputs if isinstance(spec, TensorOutput)],
+            device,
+            self._execution.alignment,
+        )
+        # An argument of the model's that is called `out` is the model's.
+        self._takes_out = all(parameter.name != "out" for parameter in artefacts.parameters)
         self._only_tensors = all(isinstance(spec, TensorOutput) for spec in artefacts.outputs)
         self._structure = _structurer(artefacts.output_tree)
         self._symbols_type = ctypes.c_int64 * max(len(artefacts.symbols), 1)
@@ -168,14 +190,26 @@ class Program(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, in the structure that the model returns.
 
+        Args:
+            *args, **kwargs: as the model takes them. Besides, `out` may be given, unless the model
+                takes an argument of that name: a contiguous tensor, or a sequence of as many as
+                the program computes, which receive the results and are returned in their place.
+                They share no memory with inputs, weights or one another.
+
         Raises:
-            ShapeJitError: the call is not one that the program was compiled for.
+            ShapeJitError: the call is not one that the program was compiled for, or `out` does not
+                fit the result (SJ-ARG-011).
         """
+        out = kwargs.pop("out", None) if kwargs and self._takes_out else None
         leaves = self.signature.flatten(args, kwargs)
         symbols = self.signature.bind(leaves)
         if torch.is_grad_enabled():
             self._check_grad(leaves)
-        outputs = self._execute(leaves, symbols)
+        if self._changed:
+            leaves = [*leaves, *self._changes.states]
+            outputs = self._execute_changes(leaves, symbols, out)
+        else:
+            outputs = self._execute(leaves, symbols, out)
         if not self._only_tensors:
             outputs = self._all_outputs(outputs, leaves, symbols)
         return self._structure(outputs)
@@ -186,18 +220,30 @@ class Program(nn.Module):
         if weight is not None:
             raise ErrorId.SJ_GRAD_001.error(what=f"weight {quote(weight)}")
 
-    def _execute(self, leaves: Sequence[Any], symbols: list[int]) -> list[Any]:
+    def _execute_changes(self, leaves: Sequence[Any], symbols: list[int], out: Any) -> list[Any]:
+        """As `_execute`, of a program that changes some of the leaves in place."""
+        with self._changes.lock:
+            self._changes.check(leaves)
+            outputs = self._execute(leaves, symbols, out)
+            self._changes.mark(leaves)
+        return outputs
+
+    def _execute(self, leaves: Sequence[Any], symbols: list[int], out: Any) -> list[Any]:
         """Run the native code: the tensor outputs."""
         # All of this is done for every call, so little is called from here. Where the native code
         # only queues work, weights are looked at while that runs already.
         execution = self._execution
         place = execution.place()
-        late = place is not None and not place[1]
+        # What changes inputs cannot run again.
+        late = place is not None and not place[1] and not self._changed
         # Held until the native code was called.
         weights = self._weights.last if late else self._weights.current()
         native_symbols = self._symbols_type(*symbols)
         plan = self._planned(native_symbols, symbols)
-        outputs = self._allocate_outputs(plan, symbols)
+        if out is None:
+            outputs = self._allocate_outputs(plan, symbols)
+        else:
+            outputs = self._given_outputs(out, plan, leaves, weights)
         try:
             copied = self._run(weights, leaves, outputs, native_symbols, plan[0], place)
             if late and (current := self._weights.current()) is not weights:
@@ -208,6 +254,8 @@ class Program(nn.Module):
         if place is not None and place[1]:
             execution.keep(self._weights.copies())
         self._counters.count(tuple(symbols), copied)
+        if out is not None:
+            torch.autograd.graph.increment_version([t for t in outputs if not t.is_inference()])
         return outputs
 
     def _run(
@@ -226,17 +274,24 @@ class Program(nn.Module):
         table = tables.borrow()
         odd, for_empty = execution.alignment - 1, execution.for_empty
         copied: list[Tensor] = []  # which live until the native code was called
+        written: list[tuple[Tensor, Tensor]] = []  # changed tensors and the copies that were
         for position, (index, floating) in enumerate(self._tensor_inputs):
             tensor = leaves[index]
             address = tensor.data_ptr()
             if address & odd or not tensor.is_contiguous() or (floating and tensor.is_neg()):
                 copied.append(as_readable(tensor, odd + 1))
                 address = copied[-1].data_ptr()
+                if index in self._changed:
+                    copied[-1] = own_copy(tensor, copied[-1])
+                    address = copied[-1].data_ptr()
+                    written.append((tensor, copied[-1]))
             table[position] = address or for_empty
         for position, tensor in enumerate(outputs, self._first_output):
             table[position] = tensor.data_ptr() or for_empty
         execution.run(symbols, table, arena_bytes, place)
         tables.give_back(table)
+        for tensor, copy in written:
+            tensor.copy_(copy)
         if copied and not self._copies_logged:
             self._log_copies(len(copied))
         return len(copied)
@@ -274,6 +329,15 @@ class Program(nn.Module):
             sizes = [list(plan[start:end]) for _, start, end in self._outputs]
             self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
 
+    def _given_outputs(
+        self, out: Any, plan: Sequence[int], leaves: Sequence[Any], weights: Buffers
+    ) -> list[Any]:
+        """The tensors that the caller wants results in, checked."""
+        read = [leaves[index] for index, _ in self._tensor_inputs]
+        read += [tensor for tensor in weights.in_place if tensor is not None]
+        sizes = [plan[start:end] for _, start, end in self._outputs]
+        return list(self._given.checked(out, sizes, read))
+
     def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
         values = values_text(symbols, self.artefacts.symbols)
         reason = str(error).splitlines()[0].rstrip(".")
@@ -306,6 +370,7 @@ class Program(nn.Module):
         return report.Stats(
             calls=calls,
             compiles=self._compiles,
+            origin=self._origin,
             distinct_shapes=shapes,
             input_copies=copies,
             arena_bytes=self._execution.arena_bytes,
@@ -322,8 +387,26 @@ class Program(nn.Module):
         symbols = self.signature.bind(leaves)
         plan = self._planned(self._symbols_type(*symbols), symbols)
         return report.explain(
-            self.artefacts, self.signature.with_derived(symbols), plan, self._weights.copied_bytes
+            self.artefacts,
+            self.signature.with_derived(symbols),
+            plan,
+            self._weights.copied_bytes,
+            self._origin,
+            self._held_bytes(),
         )
+
+    def _held_bytes(self) -> dict[str, int]:
+        """Memory that the program holds whatever the sizes of a call, by what it is for."""
+        execution, use = self._execution, self._execution.graph_use()
+        held = {
+            "weights": self._weights.bytes,
+            "copies of weights": self._weights.copied_bytes,
+            "machine code": execution.code_bytes,
+        }
+        if use is not None:
+            held["blocks of parameters, all streams"] = use.block_bytes
+            held["tables of changes, all graphs"] = use.table_bytes
+        return {what: count for what, count in held.items() if count}
 
     def __repr__(self) -> str:
         target = self.artefacts.target
@@ -343,15 +426,13 @@ class Program(nn.Module):
 
     def named_weights(self) -> dict[str, Tensor]:
         """The model's weights by their names in its state dict, constants left out."""
-        return {
-            spec.name: self._weights.value(index)
-            for index, spec in enumerate(self.artefacts.weights)
-            if not spec.constant
-        }
+        tensors = zip(self.artefacts.tensors, self.all_weights(), strict=True)
+        return {spec.name: tensor for spec, tensor in tensors if not spec.constant}
 
     def all_weights(self) -> list[Tensor]:
-        """The values of all weights and constants, in the order of `artefacts.weights`."""
-        return [self._weights.value(index) for index in range(len(self.artefacts.weights))]
+        """The values of weights, constants and states, in the order of `artefacts.tensors`."""
+        weights = [self._weights.value(index) for index in range(len(self.artefacts.weights))]
+        return [*weights, *self._changes.states]
 
     def save(self, path: str | os.PathLike[str], *, weights: bool = True) -> None:
         """Write the program to one file, which `shapejit.load` reads.
@@ -398,12 +479,17 @@ class Program(nn.Module):
     ) -> None:
         names = {
             spec.name: index
-            for index, spec in enumerate(self.artefacts.weights)
+            for index, spec in enumerate(self.artefacts.tensors)
             if not spec.constant
         }
+        count = len(self.artefacts.weights)
         for name, index in names.items():
             if prefix + name in state_dict:
-                self._weights.assign(index, state_dict[prefix + name], error_msgs)
+                value = state_dict[prefix + name]
+                if index < count:
+                    self._weights.assign(index, value, error_msgs)
+                else:
+                    self._changes.assign(index - count, value, error_msgs)
             elif strict:
                 missing_keys.append(prefix + name)
         if strict:

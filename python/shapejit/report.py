@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shapejit.artefacts import Artefacts, KernelInfo, SymbolSpec
 from shapejit.diagnosis import named
 from shapejit.report_graphs import GraphStats, RegionRow, region_rows
+from shapejit.report_memory import MemoryRow, memory_rows, total_bytes
 from shapejit.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Stats(Report):
     Attributes:
         calls: calls that ran.
         compiles: compilations in this process: 1, or 0 for a loaded program.
+        origin: where the program came from: built, found as a whole in the cache's memory or on
+            its disk, shared with another compilation at the same time, or a saved file.
         distinct_shapes: different combinations of sizes seen, counted up to `MAX_SHAPES`.
         input_copies: inputs that were copied because they were not contiguous, or not aligned.
         arena_bytes: working memory held now, idle and in use.
@@ -70,6 +73,7 @@ class Stats(Report):
 
     calls: int
     compiles: int
+    origin: str
     distinct_shapes: int
     input_copies: int
     arena_bytes: int
@@ -81,7 +85,7 @@ class Stats(Report):
 
     def tables(self) -> list[Table]:
         counters = _table("Calls", "", "value")
-        for name in ("calls", "compiles", "distinct_shapes", "input_copies"):
+        for name in ("calls", "compiles", "origin", "distinct_shapes", "input_copies"):
             counters.add_row(name.replace("_", " "), str(getattr(self, name)))
         for name in ("arena_bytes", "weight_bytes", "packed_bytes", "code_bytes"):
             counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))
@@ -171,6 +175,8 @@ class Explanation(Report):
         packed_bytes: memory of copies of weights.
         outputs: sizes of the output tensors.
         regions: of a program under constant graphs, those that calls are expected in.
+        origin: where the program came from; see `Stats`.
+        memory: what the call needs, and what the program holds beside.
     """
 
     symbols: tuple[SymbolRow, ...]
@@ -180,13 +186,15 @@ class Explanation(Report):
     packed_bytes: int
     outputs: tuple[tuple[int, ...], ...]
     regions: tuple[RegionRow, ...] = ()
+    origin: str = dataclasses.field(default="built", compare=False)
+    memory: tuple[MemoryRow, ...] = ()
 
     def tables(self) -> list[Table]:
         symbols = _table("Symbols", "name", "value", "range", "note")
         for row in self.symbols:
             bounds = f"{row.min}..{'' if row.max is None else row.max}"
             symbols.add_row(row.name, str(row.value), bounds, row.note)
-        title = f"{len(self.kernels)} kernels, {self.launches} launches"
+        title = f"{len(self.kernels)} kernels, {self.launches} launches, {_ORIGINS[self.origin]}"
         kernels = _table(title, "kernel", "kind", "launches", "sizes", "fuses", "why", "code")
         for kernel in self.kernels:
             sizes = [f"{_sizes_text(row.sizes)} x{row.count}" for row in kernel.at]
@@ -200,24 +208,40 @@ class Explanation(Report):
                 kernel.why,
                 kernel.origin,
             )
-        memory = _table("Memory", "what", "size")
-        memory.add_row("working memory of the call", bytes_text(self.arena_bytes))
-        memory.add_row("copies of weights", bytes_text(self.packed_bytes))
-        for number, sizes_of_output in enumerate(self.outputs):
-            memory.add_row(f"output {number}", _sizes_text(sizes_of_output))
+        memory = _table("Memory", "what", "bytes are", "size")
+        for piece in self.memory:
+            memory.add_row(piece.what, piece.formula, bytes_text(piece.bytes))
+        memory.add_row("all of it", "", bytes_text(total_bytes(self.memory)), style="bold")
         dispatches = [_dispatch_table(kernel) for kernel in self.kernels if kernel.buckets]
         regions = [_regions_table(self)] if self.regions else []
         return [symbols, kernels, *dispatches, *regions, memory]
 
+
+_ORIGINS = {
+    "built": "compiled",
+    "memory": "all from the cache's memory",
+    "disk": "all from the cache on disk",
+    "shared": "shared with another compilation",
+    "file": "from a file",
+}
 
 MAX_SHAPES = 65536
 """Most combinations of sizes that are told apart, so that counting takes bounded memory."""
 
 
 def explain(
-    artefacts: Artefacts, values: Sequence[int], plan: Sequence[int], packed_bytes: int
+    artefacts: Artefacts,
+    values: Sequence[int],
+    plan: Sequence[int],
+    packed_bytes: int,
+    origin: str = "built",
+    held: Mapping[str, int] | None = None,
 ) -> Explanation:
-    """The report for symbols' `values` (derived ones included) and what shapejit_plan gave."""
+    """The report for symbols' `values` (derived ones included) and what shapejit_plan gave.
+
+    Args:
+        held: bytes that the program holds whatever the sizes, by what they are for.
+    """
     kernels = tuple(_kernel_row(artefacts, kernel, values) for kernel in artefacts.kernels)
     return Explanation(
         symbols=tuple(
@@ -230,6 +254,8 @@ def explain(
         packed_bytes=packed_bytes,
         outputs=tuple(split_sizes(artefacts, plan)),
         regions=region_rows(artefacts, values),
+        origin=origin,
+        memory=memory_rows(artefacts, values, plan, held or {}),
     )
 
 

@@ -293,11 +293,12 @@ class Weights:
         """The copy that a spec describes, made of the weights as they are now."""
         pack = self.packs[number]
         with torch.inference_mode(False), torch.no_grad():
+            old = self._buffers.packed
             if isinstance(pack, PackSpec):
-                return pack_panels(self.tensors[pack.weight], pack)
+                made = pack_panels(self.tensors[pack.weight], pack)
+                return old[number].copy_(made) if old and self._copies_stay else made
             # A weight that was freed is still part of the copy before.
             parts = [self.value(index).detach() for index in pack.weights]
-            old = self._buffers.packed
             if old and self._copies_stay:
                 return torch.cat(parts, pack.dim, out=old[number])
             return torch.cat(parts, pack.dim)

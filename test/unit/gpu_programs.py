@@ -97,7 +97,7 @@ def build(
     imported = importer.import_model(model.eval(), args, None, dynamic_shapes=dynamic_shapes)
     with Progress() as progress:
         artefacts = pipeline.build(imported, CompileOptions(**options), progress, TARGET)
-    return artefacts, imported.weight_tensors
+    return artefacts, list(imported.tensors)
 
 
 @functools.cache

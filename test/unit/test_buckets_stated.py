@@ -48,12 +48,14 @@ def tables(draw: st.DrawFn) -> StatedTable:
     weights = tuple(
         np.array(draw(st.lists(st.floats(0.1, 1), min_size=n, max_size=n))) for n in lengths
     )
-    return StatedTable(tuple(range(len(lengths))), weights, tuple(boxes), draw(st.integers(1, 3)))
+    stakes = tuple(draw(st.floats(0.1, 10.0)) for _ in boxes)
+    axes, calls = tuple(range(len(lengths))), draw(st.integers(1, 3))
+    return StatedTable(axes, weights, tuple(boxes), stakes, calls)
 
 
 @given(tables(), st.data())
 def test_losses_of_blocks(table: StatedTable, data: st.DataObject) -> None:
-    """A cell costs a fixed share more wherever another variant serves it, by its weight."""
+    """A cell costs what is at stake wherever another variant serves it, by its weight."""
     cuts = [
         np.array(
             sorted(data.draw(st.sets(st.integers(1, n - 1), max_size=3)) if n > 1 else []), int
@@ -67,29 +69,29 @@ def test_losses_of_blocks(table: StatedTable, data: st.DataObject) -> None:
             int(np.searchsorted(c, i, side="right")) for c, i in zip(cuts, cell, strict=True)
         )
         weight = np.prod([w[i] for w, i in zip(table.weights, cell, strict=True)])
-        [serving] = [
-            b.candidate
-            for b in table.boxes
+        [(serving, stake)] = [
+            (b.candidate, stake)
+            for b, stake in zip(table.boxes, table.stakes, strict=True)
             if all(a <= i <= z for a, i, z in zip(b.lower, cell, b.upper, strict=True))
         ]
         for number, variant in enumerate(table.variants()):
-            expected[block][number] += weight * (variant != serving)
-    cost = StatedTable._LOSS * StatedTable._TIME * table.calls
-    np.testing.assert_allclose(slabs, expected * cost, rtol=1e-9, atol=1e-12)
+            expected[block][number] += weight * stake * (variant != serving)
+    np.testing.assert_allclose(slabs, expected * table.calls, rtol=1e-9, atol=1e-12)
 
 
 @given(tables())
-def test_one_region_is_served_by_the_variant_of_most_weight(table: StatedTable) -> None:
+def test_one_region_is_served_by_the_variant_with_most_at_stake(table: StatedTable) -> None:
     [[box]] = align_regions([table], IndependentSizes([1] * len(table.axes)), 1)
     share = {
         variant: sum(
-            np.prod(
+            stake
+            * np.prod(
                 [
                     w[a : z + 1].sum()
                     for w, a, z in zip(table.weights, b.lower, b.upper, strict=True)
                 ]
             )
-            for b in table.boxes
+            for b, stake in zip(table.boxes, table.stakes, strict=True)
             if b.candidate == variant
         )
         for variant in table.variants()

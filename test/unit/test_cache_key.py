@@ -203,7 +203,7 @@ def test_the_toolchain_names_all_that_generates_code() -> None:
 
 
 def test_the_digest_of_the_passes_covers_what_generates_code() -> None:
-    named = [name for name, _ in fingerprint._sources()]
+    named = [name for name, _ in fingerprint._sources(fingerprint._PARTS)]
     assert len(named) == len(set(named))
     assert {
         "passes/lower_to_cpu.py",
@@ -230,7 +230,7 @@ def test_the_digest_of_the_passes_changes_with_a_source(
 
     def digest(*named: str) -> str:
         sources = [(name, tmp_path / name) for name in named]
-        monkeypatch.setattr(fingerprint, "_sources", lambda: iter(sources))
+        monkeypatch.setattr(fingerprint, "_sources", lambda _parts: iter(sources))
         return fingerprint.pass_digest.__wrapped__()
 
     before = digest("a.py", "b.py")
@@ -245,8 +245,15 @@ def test_sources_newer_than_the_process_give_a_digest_of_its_own(
 ) -> None:
     """The modules in memory may be older than the files."""
     (tmp_path / "a.py").write_text("")
-    monkeypatch.setattr(fingerprint, "_sources", lambda: iter([("a.py", tmp_path / "a.py")]))
+    monkeypatch.setattr(fingerprint, "_sources", lambda _parts: iter([("a.py", tmp_path / "a.py")]))
     assert fingerprint.pass_digest.__wrapped__() != fingerprint.pass_digest.__wrapped__()
+
+
+def test_the_digest_of_programs_covers_the_importer_as_well() -> None:
+    named = {name for name, _ in fingerprint._sources(fingerprint._PROGRAM_PARTS)}
+    kernels = {name for name, _ in fingerprint._sources(fingerprint._PARTS)}
+    assert {name.lstrip("/") for name in kernels} <= {name.lstrip("/") for name in named}
+    assert {"/importer/convert.py", "/artefacts.py", "/weights.py"} <= named
 
 
 def test_sources_that_cannot_be_read_give_a_digest_of_its_own(

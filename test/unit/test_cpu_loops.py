@@ -177,6 +177,51 @@ def test_leftover_view(m: int, n: int) -> None:
     assert torch.equal(y, x.view(m, n, 2, 3).transpose(1, 2))
 
 
+@functools.cache
+def joined_columns() -> CpuKernel:
+    """Columns [0, 5) of one tensor, then 8 of another, then what is left of the first one again."""
+    x, y, z = tensor("f32", "s0", 10), tensor("f32", "s0", 8), tensor("f32", "s0", 18)
+    return CpuKernel(f"""
+        shapejit.kernel @k symbols 1 (%x: {x}, %y: {y}) {{
+          %0 = shapejit.loop over [s0, 18] outs({access(2, "d0, d1")} : {z}) {{
+            %i = shapejit.index 0
+            %j = shapejit.index 1
+            %c0 = arith.constant 0 : index
+            %c4 = arith.constant 4 : index
+            %c5 = arith.constant 5 : index
+            %c7 = arith.constant 7 : index
+            %c8 = arith.constant 8 : index
+            %c13 = arith.constant 13 : index
+            %c20 = arith.constant 20 : index
+            %1 = arith.minsi %j, %c4 : index
+            %2 = tensor.extract %x[%i, %1] : {x}
+            %3 = arith.subi %j, %c5 : index
+            %4 = arith.minsi %3, %c7 : index
+            %5 = arith.maxsi %4, %c0 : index
+            %6 = tensor.extract %y[%i, %5] : {y}
+            %7 = arith.subi %j, %c8 : index
+            %8 = arith.maxsi %7, %c5 : index
+            %9 = tensor.extract %x[%i, %8] : {x}
+            %10 = arith.cmpi slt, %j, %c13 : index
+            %11 = arith.select %10, %6, %9 : f32
+            %12 = arith.cmpi slt, %j, %c5 : index
+            %13 = arith.select %12, %2, %11 : f32
+            %14 = arith.cmpi slt, %j, %c20 : index
+            %15 = arith.select %14, %13, %2 : f32
+            shapejit.yield %15 : f32
+          }}
+          shapejit.yield %0 : {z}
+        }}""")
+
+
+@examples(6)
+@given(m=SIZES)
+def test_stretches_of_the_innermost_dim(m: int) -> None:
+    x, y = sample("f32", m, 10), sample("f32", m, 8)
+    [z] = joined_columns()([x, y], m)
+    assert torch.equal(z, torch.cat([x[:, :5], y, x[:, 5:]], 1))
+
+
 def test_division_by_an_empty_size() -> None:
     """Index arithmetic that leaves its loop must not divide by a size that is 0."""
     x, y = tensor("f32", "s0", "s1"), tensor("f32", "s0 * s1")

@@ -36,7 +36,7 @@ def test_a_list_in_a_message_stands_on_lines_of_its_own() -> None:
         "SJ-OP-001 the model uses 2 operators that shapejit does not compile:",
         "  aten.fft_rfft.default  x3  model.py:17",
         "  aten.unique2.default   x1  model.py:25",
-        "Replace them in the model, or add a rule for each (CONTRIBUTING.md).",
+        "Replace them in the model, or add a rule for each (docs/custom-ops.md).",
     ]
 
 

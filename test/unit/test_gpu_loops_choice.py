@@ -75,21 +75,31 @@ def test_rows_stay_in_registers(width: int, expected: tuple[int, int, int]) -> N
 
 
 def test_rows_too_long_for_registers_are_read_again() -> None:
-    assert schedule(samples.layer_norm("bf16", 65536)).chunks == 0
+    kernel = GpuKernel(samples.layer_norm("bf16", 65536).text)
+    chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
+    assert chosen[-1].chunks == 0
+    # Few of them are shared by clusters, whose registers hold them.
+    assert [each.cluster for each in chosen] == [16, 8, 4, 1]
+    assert chosen[0].row_capacity >= 65536
+    assert [bucket[:2] for bucket in kernel.buckets][:2] == [((0,), (8,)), ((9,), (16,))]
 
 
 def test_rows_of_unknown_length_have_variants_by_length() -> None:
     kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (1, 5000), 1: (1, None)})
-    assert kernel.axes == [Expr.symbol(1)]
+    assert kernel.axes == [Expr.symbol(1), Expr.symbol(0)]
     assert [bucket[:2] for bucket in kernel.buckets] == [
-        ((1,), (1024,)),
-        ((1025,), (8192,)),
-        ((8193,), (None,)),
+        ((1, 1), (1024, 5000)),
+        ((1025, 1), (8192, 5000)),
+        ((8193, 1), (None, 8)),
+        ((8193, 9), (None, 16)),
+        ((8193, 17), (None, 33)),
+        ((8193, 34), (None, 5000)),
     ]
     chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
-    assert [each.warps for each in chosen] == [1, 16, 16]
+    assert [each.warps for each in chosen] == [1, 16, 16, 16, 16, 16]
     assert [each.row_capacity for each in chosen[:2]] == [1024, 8192]
-    assert chosen[2].chunks == 0
+    assert all(each.chunks == 0 for each in chosen[2:])
+    assert [each.cluster for each in chosen[2:]] == [16, 8, 4, 1]
 
 
 def test_bounds_of_a_length_bound_the_variants() -> None:

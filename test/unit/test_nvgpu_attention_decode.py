@@ -12,6 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
 
 from reference import sass
 from reference.hopper.memory import SimulationError
@@ -26,6 +29,7 @@ from shapejit.passes.nvgpu.attention.lowering import choose
 from shapejit.passes.nvgpu.attention.problem import attention_problem
 from unit.cpu_kernels import examples
 from unit.simulated_attention import Attention, check, lowered
+from unit.simulated_programs import simulated
 
 PLAIN = "split_64x32_s3_c2"
 GROUPS = "split_64x32_g2_s4_c1"
@@ -179,6 +183,51 @@ def test_heads_that_share_keys(attention: Attention, group: int) -> None:
         assert group_of(problem) == group
         other = dataclasses.replace(problem.v, offset=problem.q.offset)
         assert group_of(dataclasses.replace(problem, v=other)) == 1
+
+
+# A whole program ----------------------------------------------------------------------------------
+
+
+class Step(nn.Module):
+    """A step of decode: a few tokens over what a cache holds so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(32, 128, bias=False)
+        self.output = nn.Linear(128, 32, bias=False)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, so_far: Tensor) -> Tensor:
+        total = so_far.shape[0]
+        heads = self.query(x).unflatten(-1, (4, 32)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            heads, keys[:, :, :total], values[:, :, :total], enable_gqa=True
+        )
+        found: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return found
+
+
+def test_in_a_program() -> None:
+    """Under a constant graph, with scratch memory, over prefixes of a cache: one kernel for all."""
+    torch.manual_seed(0)
+    model = Step().bfloat16().eval()
+    cache = torch.randn(2, 1, 2, 1024, 32).bfloat16()
+    new, total = Dim("new", min=1, max=4), Dim("total", min=1, max=1024)
+    args = (torch.zeros(1, 3, 32).bfloat16(), *cache, torch.zeros(300))
+    shapes = {"x": {1: new}, "keys": {}, "values": {}, "so_far": {0: total}}
+    program, execution = simulated(model, args, shapes)
+    assert program.artefacts.gpu is not None and program.artefacts.gpu.graph is not None
+    assert program.artefacts.gpu.graph.launches
+    assert [each for each in str(program.explain(*args)).split() if "split_64x32_g4" in each]
+    for count, length in ((1, 1), (2, 260), (4, 1000)):
+        x = torch.randn(1, count, 32).bfloat16()
+        with torch.no_grad():
+            got, theirs = (each(x, *cache, torch.zeros(length)) for each in (program, model))
+            exact = Step().double()
+            exact.load_state_dict(model.state_dict())
+            expected = exact(x.double(), *cache.double(), torch.zeros(length))
+        assert len(execution.launched) == 3
+        ours, torchs = ((each.double() - expected).norm() for each in (got, theirs))
+        assert ours <= 1.3 * torchs + 1e-3
 
 
 # Machine code -------------------------------------------------------------------------------------

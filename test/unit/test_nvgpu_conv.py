@@ -225,3 +225,60 @@ def test_machine_code(schedule: str) -> None:
     [function] = sass.disassemble(made.data).values()
     assert not function.local_memory
     assert not function.read_never_written
+
+
+# Depthwise ----------------------------------------------------------------------------------------
+
+DEPTHWISE = {
+    "depthwise_v1_r3": Layer(
+        (3, 3),
+        inside=1,
+        outside=1,
+        groups=5,
+        padding=((1, 1), (1, 1)),
+        element="bf16",
+        epilogue=True,
+    ),
+    "depthwise_v8_r4": Layer(
+        (3, 5),
+        inside=1,
+        outside=1,
+        groups=16,
+        padding=((1, 1), (2, 1)),
+        strides=(2, 2),
+        dilations=(1, 2),
+        element="bf16",
+        epilogue=True,
+    ),
+    "depthwise_v4_r2": Layer(
+        (3,), inside=1, outside=1, groups=12, padding=((1, 1),), element="f16"
+    ),
+    "depthwise_v2_r4": Layer((2, 3, 3), inside=1, outside=1, groups=6, element="bf16"),
+}
+
+
+@pytest.mark.parametrize("schedule", DEPTHWISE)
+@given(batch=st.integers(0, 3), sizes=IMAGES, block=st.booleans())
+@examples(4)
+def test_depthwise(schedule: str, batch: int, sizes: tuple[int, ...], block: bool) -> None:
+    layer = DEPTHWISE[schedule]
+    check(layer, schedule, batch, _fits(layer, sizes), block=block)
+
+
+def test_what_is_no_depthwise_convolution() -> None:
+    with pytest.raises(LoweringError, match="is no depthwise convolution"):
+        lowered(PLAIN, "depthwise_v8_r4")
+    with pytest.raises(LoweringError, match="8 of them are not known to lie side by side"):
+        lowered(DEPTHWISE["depthwise_v4_r2"], "depthwise_v8_r4")
+    with pytest.raises(LoweringError, match="names no depthwise schedule"):
+        lowered(DEPTHWISE["depthwise_v4_r2"], "depthwise_v3_r4")
+
+
+@needs_ptxas
+@sass.needs_nvdisasm
+def test_machine_code_of_depthwise_layers() -> None:
+    layer = replace(DEPTHWISE["depthwise_v8_r4"], taps=(3, 3), strides=(), dilations=())
+    made = lowered(layer, "depthwise_v8_r4", block=True, ahead=True).assemble()
+    [function] = sass.disassemble(made.data).values()
+    assert not function.local_memory
+    assert not function.read_never_written

@@ -30,8 +30,9 @@ from shapejit.ops.gemm_operands import (
     product,
     result_shape,
 )
-from shapejit.ops.gemm_plan import Prepared, UnevenValueError, reach
+from shapejit.ops.gemm_plan import Prepared, UnevenValueError
 from shapejit.ops.gemm_spec import ACTIVATIONS, GemmKind, kernel_text
+from shapejit.ops.tensors import reach
 from shapejit.pass_host import run_pipeline
 from shapejit.symbolic import Expr
 

@@ -29,6 +29,7 @@ from shapejit.symbolic import (
     reshape_map,
     to_map,
 )
+from shapejit.symbolic.refute import Counterexamples
 
 S = [Expr.symbol(i) for i in range(4)]
 D = [Expr.dim(i) for i in range(4)]
@@ -604,6 +605,28 @@ def test_inverse_of_reshape_transpose_reshape(
         return
     for index in itertools.product(*map(range, src)):
         assert moved[tuple(e.evaluate(dims=index) for e in inverse)] == array[index]
+
+
+def test_counterexamples() -> None:
+    """Values that make an expression negative are within the ranges, and dims not empty."""
+    half, quarter = parse("(s0 + 1)//2"), parse("(s0 + 3)//4")
+    found = Counterexamples({0: (1, 64)}, {})
+    assert found.has(half * 64 - quarter * 192)
+    assert not found.has(half - quarter)
+    assert not Counterexamples({0: (5, 64)}, {}).has(half - 3)
+    assert Counterexamples({0: (4, 64)}, {}).has(half - 3)
+    assert not Counterexamples({}, {0: S[0]}).has(S[0] - 1 - D[0] + D[0] // S[0])
+    assert not Counterexamples({0: (0, 0)}, {}).has(D[0] // S[0] - 1)
+    assert not Counterexamples({}, {0: D[1], 1: S[0]}).has(D[0] // 2 - 1)
+
+
+@given(exprs, symbol_values)
+def test_no_proof_is_refuted(expr: Expr, values: list[int]) -> None:
+    """What is proved nonnegative is so, whatever was tried out before."""
+    ranges = Ranges(dict.fromkeys(range(4), (1, 40)), [S[0], 7, S[1] + 1])
+    dims = [values[0] - 1, 3, values[1]]
+    if ranges.is_nonnegative(expr):
+        assert expr.evaluate(values, dims) >= 0
 
 
 def test_is_reshape() -> None:

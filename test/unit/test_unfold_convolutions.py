@@ -60,7 +60,7 @@ def test_the_meaning_stays(window: str, groups: int, first: bool) -> None:
         before = [Interpreter(module).run(inputs)[0] for inputs in cases]
         run_pipeline(
             module,
-            "shapejit-unfold-convolutions,canonicalize,cse,shapejit-verify-shapes",
+            "shapejit-unfold-convolutions,canonicalize,cse",
             stage="test",
         )
         names = [op.name for op in sir.operations(sir.body(sir.functions(module)[0]))]

@@ -32,6 +32,7 @@ from shapejit.passes.nvgpu.attention import decode_choice, flash_choice
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem, attention_problem
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.tiles import padded
+from shapejit.passes.nvgpu.families import STAKE
 from shapejit.symbolic import Expr, Ranges
 from shapejit.symbolic.expr import product
 
@@ -82,6 +83,27 @@ def choose(
     if most:
         return decode_choice.with_few_queries(problem, sizes, most, axes, buckets)
     return axes, buckets
+
+
+def stake(
+    kernel: Any,
+    sizes: Mapping[int, Bounds],
+    device: Device,
+    axes: Sequence[Expr],
+    bucket: Bucket,
+) -> float:
+    """What a call of a bucket's sizes costs more by the variant of another, in microseconds.
+
+    Long sequences take much longer than what else a model has beside its products.
+    """
+    problem = attention_problem(kernel)
+    lower, upper, variant, _ = bucket
+    if not variant.startswith(flash_choice.PREFIX):
+        return STAKE
+    axis, heads = _rows(problem)
+    known = dict(zip(axes, zip(lower, upper, strict=True), strict=True))
+    rows, keys = (known.get(each, _bounds(each, sizes)) for each in (axis, problem.space[3]))
+    return max(STAKE, flash_choice.stake(problem, max(heads, 1), rows, keys, device))
 
 
 def _choose_tiles(

@@ -79,11 +79,15 @@ _COSTS: Final = {
 #: half a microsecond of an idle one.
 SHORT: Final = {32: 1024, 64: 256, 128: 256, 256: 256}
 
+#: What the names of flash kernels begin with.
+PREFIX: Final = "flash_"
+
 _FAR = 1 << 20  # rows; what is beyond is served as this is
 _FAR_KEYS = 1 << 15
 _CELLS_AN_OCTAVE = 4
 _MOST_WAVES = 4  # of tiles: up to these, a boundary between cells lies where one more begins
 _TOLERANCE = 0.03
+_LOSS = 0.2  # of the time, by the second-best kernel: what 64 queries a tile differ from 128 in
 
 
 def serves(problem: AttentionProblem) -> bool:
@@ -212,6 +216,21 @@ def flash_buckets(
         weights = _lengths(starts, rows[1])
         boxes = partition(np.exp(mean), weights / weights.sum(), len(schedules), _TOLERANCE)
     return [_bucket(box, starts, rows[1], keys, schedules) for box in boxes]
+
+
+def stake(
+    problem: AttentionProblem, heads: int, rows: Bounds, keys: Bounds, device: Device
+) -> float:
+    """What the second-best kernel costs, in microseconds, at the middle of a rectangle of sizes.
+
+    Args:
+        problem, heads, rows, keys, device: as of `flash_buckets`.
+    """
+    middle = [
+        _middles([low], high, far)[0] for (low, high), far in ((rows, _FAR), (keys, _FAR_KEYS))
+    ]
+    times = predicted(problem, np.array([middle[0] * heads]), np.array([middle[1]]), device)
+    return _LOSS * float(times.min())
 
 
 def _bucket(

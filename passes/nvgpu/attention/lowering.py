@@ -9,14 +9,14 @@ from typing import Any
 from mlir import ir
 
 from shapejit.gpu.interface import KernelInterface
-from shapejit.passes.nvgpu.attention.choice import choose
+from shapejit.passes.nvgpu.attention.choice import choose, stake
 from shapejit.passes.nvgpu.attention.kinds import emit, parse_schedule
 from shapejit.passes.nvgpu.attention.problem import attention_problem, is_attention
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import INTERFACE
 from shapejit.passes.nvgpu.target import Architecture
 
-__all__ = ["check", "choose", "lower", "serves"]
+__all__ = ["check", "choose", "lower", "serves", "stake"]
 
 
 def serves(kernel: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from mlir import ir
 
 from shapejit.gpu.interface import KernelInterface
-from shapejit.passes.nvgpu.conv import gathered
+from shapejit.passes.nvgpu.conv import depthwise, gathered
 from shapejit.passes.nvgpu.conv.problem import conv_problem, is_conv
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -62,7 +62,7 @@ def lower(
 
     Args:
         kernel: ``shapejit.kernel`` with one convolution.
-        variant: text of a `GemmSchedule`.
+        variant: text of a `GemmSchedule` or a `DepthwiseSchedule`.
         architecture: what it runs on.
         block: whether its parameters lie in a parameter block.
         programmatic: whether it may start before the kernel ahead of it ends.
@@ -71,15 +71,41 @@ def lower(
     Raises:
         LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
     """
+    scratch = ir.Module.create(kernel.location)
+    with ir.InsertionPoint(scratch.body), kernel.location:
+        interface = _emit(kernel, variant, architecture, block, programmatic, constant_weights)
+    [module] = (op.operation for op in scratch.body.operations)
+    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
+    module.move_after(kernel)
+    return interface
+
+
+def _emit(
+    kernel: Any,
+    variant: str,
+    architecture: Architecture,
+    block: bool,
+    programmatic: bool,
+    constant_weights: bool,
+) -> KernelInterface:
+    """Emits a variant at the current point, see `lower`."""
+    name = f"{ir.StringAttr(kernel.attributes['sym_name']).value}__{variant}"
+    conv = conv_problem(kernel)
     try:
+        if variant.startswith("depthwise"):
+            own = depthwise.DepthwiseSchedule.parse(variant)
+            return depthwise.emit(
+                name, conv, own, architecture, block=block, programmatic=programmatic
+            )
         schedule = GemmSchedule.parse(variant)
+    except LoweringError:
+        raise
     except ValueError as error:
         raise LoweringError(f"has a variant without a schedule: {error}") from error
     is_gathered = schedule.family == UNALIGNED.family  # of which K is not filled up
-    name = ir.StringAttr(kernel.attributes["sym_name"]).value
     request = GemmRequest(
-        f"{name}__{schedule}",
-        ConvProduct.of(conv_problem(kernel), 1 if is_gathered else schedule.depth),
+        name,
+        ConvProduct.of(conv, 1 if is_gathered else schedule.depth),
         schedule,
         architecture,
         block=block,
@@ -87,10 +113,5 @@ def lower(
         constant_weights=constant_weights,
     )
     emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
-    scratch = ir.Module.create(kernel.location)
-    with ir.InsertionPoint(scratch.body), kernel.location:
-        interface: KernelInterface = emitter.emit(request)
-    [module] = (op.operation for op in scratch.body.operations)
-    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
-    module.move_after(kernel)
+    interface: KernelInterface = emitter.emit(request)
     return interface

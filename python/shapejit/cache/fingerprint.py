@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import shapejit
@@ -39,12 +39,29 @@ _PARTS = (
 )
 
 
+#: What turns an exported program into artefacts: all of the package.
+_PROGRAM_PARTS = (("passes", "**/*.py"), ("_libs", "*.so"), ("", "**/*.py"))
+
+#: Distributions that take part in importing programs.
+_IMPORT_DISTRIBUTIONS = {"torch": "torch", "torch-mlir": "torch-mlir"}
+
+
 @functools.cache
 def toolchain() -> tuple[tuple[str, str], ...]:
     """Versions by name of shapejit, MLIR and LLVM; of what is not a distribution, one that no
     other process has."""
+    return _versions(_DISTRIBUTIONS)
+
+
+@functools.cache
+def import_toolchain() -> tuple[tuple[str, str], ...]:
+    """The same, and of what takes part in importing programs."""
+    return _versions(_DISTRIBUTIONS | _IMPORT_DISTRIBUTIONS)
+
+
+def _versions(distributions: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     versions = {"shapejit": shapejit.__version__}
-    for name, distribution in _DISTRIBUTIONS.items():
+    for name, distribution in distributions.items():
         try:
             versions[name] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -60,10 +77,20 @@ def pass_digest() -> str:
     process, or work on the passes), what is loaded may be older than the files: the digest is then
     one of this process alone. So it is if the sources cannot be read.
     """
+    return _digest(_PARTS)
+
+
+@functools.cache
+def program_digest() -> str:
+    """The same of all sources of the package, which turn an exported program into a program."""
+    return _digest(_PROGRAM_PARTS)
+
+
+def _digest(parts: Sequence[tuple[str, str]]) -> str:
     digest = hashlib.sha256()
     newest = 0.0
     try:
-        for name, path in _sources():
+        for name, path in _sources(parts):
             with open(path, "rb") as file:
                 data = file.read()
                 newest = max(newest, os.fstat(file.fileno()).st_ctime)
@@ -76,12 +103,12 @@ def pass_digest() -> str:
     return digest.hexdigest()
 
 
-def _sources() -> Iterator[tuple[str, str]]:
+def _sources(parts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Name within the package and path of every source that matters, in a fixed order.
 
     In texts, not in `Path` objects: there are hundreds, and a kernel from the disk waits for this.
     """
-    for part, pattern in _PARTS:
+    for part, pattern in parts:
         folder = str(_folder(part))
         found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
         if not found:

@@ -24,8 +24,16 @@ Items: TypeAlias = tuple[tuple[str, Scalar], ...]
 _DOMAIN = b"shapejit cache key 1\0"
 
 
+#: The kind of a key of a whole program.
+PROGRAM = "program"
+
+
 class Key(Protocol):
     """What the cache needs of a key."""
+
+    @property
+    def kind(self) -> str:
+        """What the code does; `PROGRAM` for all the code of a program."""
 
     @property
     def digest(self) -> str:
@@ -59,18 +67,20 @@ class TargetKey:
 
 @dataclass(frozen=True)
 class VariantKey:
-    """Key of one kernel binary, or of a host program.
+    """Key of one kernel binary, of a host program, or of a whole program.
 
     Fields that the text of the IR implies are there for the reader of a record; two keys are equal
     only if all fields are.
 
     Attributes:
-        kind: what the code does: ``gemm``, ``attention``, ``loop``, ``host``.
+        kind: what the code does: ``gemm``, ``attention``, ``loop``, ``host``; ``program`` for all
+            the code of a program.
         dtypes: element types of the operands, then of the results.
         layouts: index map of every operand and result, or their shapes.
         math_mode: ``ieee``, ``tf32``, ...
         epilogue: digest of what is applied to the results before they are stored; may be empty.
-        text: digest of the IR without names and locations.
+        text: digest of the IR without names and locations; of a program, of the exported program's
+            text.
         schedule: tile sizes and the like by name; what is baked in of the device belongs here.
         alignment: bytes to which the code takes all buffers to be aligned; 1 for no assumption.
         parameters: ``by-value`` or ``block``: how the code receives sizes and pointers.

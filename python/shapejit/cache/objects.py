@@ -17,7 +17,7 @@ from shapejit import logs
 from shapejit.cache import pressure
 from shapejit.cache.disk import DiskTier
 from shapejit.cache.entry import Header
-from shapejit.cache.key import Key
+from shapejit.cache.key import PROGRAM, Key
 from shapejit.cache.memory import Lease, MemoryTier
 from shapejit.cache.reports import CacheStats
 
@@ -60,6 +60,9 @@ class _Counters:
     built_bytes: int = 0
     build_seconds: float = 0.0
     saved_seconds: float = 0.0
+    program_memory_hits: int = 0
+    program_disk_hits: int = 0
+    program_built: int = 0
 
 
 class _Flight:
@@ -106,11 +109,11 @@ class ObjectCache:
     def get(self, key: Key) -> Fetched | None:
         """Code that is there; it is not waited for if another thread is building it."""
         with self._lock:
-            lease = self._from_memory(key.digest)
+            lease = self._from_memory(key)
             disk = self._disk
         if lease is not None:
             return _fetched(key, lease, "memory")
-        lease = self._from_disk(key.digest, disk)
+        lease = self._from_disk(key, disk)
         return None if lease is None else _fetched(key, lease, "disk")
 
     def get_or_build(self, key: Key, build: Callable[[], bytes], *, note: str = "") -> Fetched:
@@ -131,7 +134,7 @@ class ObjectCache:
         digest = key.digest
         while True:
             with self._lock:
-                lease = self._from_memory(digest)
+                lease = self._from_memory(key)
                 flight = self._flights.get(digest)
                 if lease is None and flight is None:
                     flight = self._flights[digest] = _Flight()
@@ -160,10 +163,10 @@ class ObjectCache:
     def _fetch(self, key: Key, build: Callable[[], bytes], note: str, flight: _Flight) -> Fetched:
         """From disk, or built. Waiting threads go on before the disk is written."""
         disk = self._disk
-        flight.lease = self._from_disk(key.digest, disk)
+        flight.lease = self._from_disk(key, disk)
         if flight.lease is not None:
             return _fetched(key, flight.lease, "disk")
-        data, seconds = self._built(build)
+        data, seconds = self._built(key, build)
         with self._lock:
             flight.lease = lease = self._memory.add(key.digest, data, seconds)
         self._land(key.digest, flight)
@@ -172,7 +175,7 @@ class ObjectCache:
             disk.put(key.digest, Header(key.record(), seconds, time.time(), note), data)
         return _fetched(key, lease, "built")
 
-    def _built(self, build: Callable[[], bytes]) -> tuple[bytes, float]:
+    def _built(self, key: Key, build: Callable[[], bytes]) -> tuple[bytes, float]:
         start = time.perf_counter()
         try:
             data = build()
@@ -180,26 +183,34 @@ class ObjectCache:
                 raise TypeError(f"a cache entry must be built as bytes, got {type(data).__name__}")
         except BaseException:
             with self._lock:
-                self._counters.failed += 1
+                self._counters.failed += not _is_program(key)
             raise
         seconds = time.perf_counter() - start
         with self._lock:
-            self._counters.built += 1
-            self._counters.built_bytes += len(data)
-            self._counters.build_seconds += seconds
+            # The code that a program consists of is counted where it is built.
+            if _is_program(key):
+                self._counters.program_built += 1
+            else:
+                self._counters.built += 1
+                self._counters.built_bytes += len(data)
+                self._counters.build_seconds += seconds
         return data, seconds
 
-    def _from_memory(self, digest: str) -> Lease | None:
+    def _from_memory(self, key: Key) -> Lease | None:
         """Called with the lock held."""
-        lease = self._memory.get(digest)
+        lease = self._memory.get(key.digest)
         if lease is not None:
-            self._counters.memory_hits += 1
+            if _is_program(key):
+                self._counters.program_memory_hits += 1
+            else:
+                self._counters.memory_hits += 1
             self._counters.saved_seconds += lease.seconds
         return lease
 
-    def _from_disk(self, digest: str, disk: DiskTier | None) -> Lease | None:
+    def _from_disk(self, key: Key, disk: DiskTier | None) -> Lease | None:
         if disk is None:
             return None
+        digest = key.digest
         found = disk.get(digest)
         with self._lock:
             counters = self._counters
@@ -207,8 +218,11 @@ class ObjectCache:
             counters.refused += found.status == "refused"
             if found.header is None:
                 return None
-            counters.disk_hits += 1
-            counters.read_bytes += len(found.payload)
+            if _is_program(key):
+                counters.program_disk_hits += 1
+            else:
+                counters.disk_hits += 1
+                counters.read_bytes += len(found.payload)
             counters.saved_seconds += found.header.seconds
             lease = self._memory.add(digest, found.payload, found.header.seconds)
         self._relieve()
@@ -282,11 +296,15 @@ class ObjectCache:
             self._disk = self._disk.copy()
 
 
+def _is_program(key: Key) -> bool:
+    return key.kind == PROGRAM
+
+
 def _fetched(key: Key, lease: Lease, origin: Origin) -> Fetched:
     if _LOG.isEnabledFor(logging.INFO):
         _LOG.info(
             "%s %s: %s, %d bytes that take %.3f s to build",
-            key.record().get("kind"),
+            key.kind,
             key.digest[:16],
             origin,
             len(lease.data),

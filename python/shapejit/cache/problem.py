@@ -10,6 +10,7 @@ from typing import Any
 from shapejit.cache.key import text_digest
 
 _CONTRACTIONS = ("shapejit.gemm", "shapejit.conv", "shapejit.attention")
+_ROW_OPS = ("shapejit.scan", "shapejit.sort")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def text_of(op: Any) -> str:
 
 
 def _leader(ops: list[Any]) -> Any:
-    """The op that a kernel is about: its contraction, else its last loop, else its last op."""
-    contractions = [op for op in ops if op.name in _CONTRACTIONS]
+    """The op that a kernel is about: its contraction, scan or sort, else its last loop or op."""
+    contractions = [op for op in ops if op.name in (*_CONTRACTIONS, *_ROW_OPS)]
     loops = [op for op in ops if op.name == "shapejit.loop"]
     return (contractions or loops or ops)[-1]
 

@@ -49,6 +49,8 @@ class CacheStats(Record):
             `built`, `evicted` and `pruned`.
         build_seconds: time spent in builds, summed over threads.
         saved_seconds: time that the builds of what was found had taken.
+        program_memory_hits, program_disk_hits, program_built: the same of whole programs, which no
+            counter of code above counts.
         memory_entries: entries held in memory now.
         memory_bytes: bytes of those that the cache itself keeps alive.
         pinned_bytes: bytes of entries that programs hold, kept by the cache or not.
@@ -75,6 +77,9 @@ class CacheStats(Record):
     pruned_bytes: int
     build_seconds: float
     saved_seconds: float
+    program_memory_hits: int
+    program_disk_hits: int
+    program_built: int
     memory_entries: int
     memory_bytes: int
     pinned_bytes: int
@@ -92,7 +97,8 @@ class EntryInfo(Record):
 
     Attributes:
         digest: digest of its key.
-        kind: what the code does: ``gemm``, ``attention``, ``loop``, ``host``.
+        kind: what the code does: ``gemm``, ``attention``, ``loop``, ``host``; ``program`` for all
+            the code of a program.
         dtypes: element types of operands and results.
         cpu: the CPU that it is for.
         bytes: size of its file.

@@ -177,6 +177,14 @@ EXAMPLES: dict[ErrorId, Example] = {
             "remedy": "Pass args=(...) and, if the model takes keywords, kwargs={...}",
         }
     ),
+    ErrorId.SJ_ARG_010: Example({"argument": "keys", "shared": 'with "values"'}),
+    ErrorId.SJ_ARG_011: Example(
+        {
+            "argument": "out",
+            "value": "torch.float32 [3, 8] on cpu",
+            "rule": "the result is torch.float32 [4, 8] on cpu",
+        }
+    ),
     ErrorId.SJ_ARG_009: Example(
         {
             "argument": "activation",
@@ -236,8 +244,8 @@ EXAMPLES: dict[ErrorId, Example] = {
         "model.py:60",
     ),
     ErrorId.SJ_EXPORT_012: Example({"op": "aten.nonzero"}, "model.py:71"),
-    ErrorId.SJ_EXPORT_013: Example({"buffer": "cache.keys"}, "model.py:80"),
-    ErrorId.SJ_EXPORT_014: Example({"argument": "x"}, "model.py:81"),
+    ErrorId.SJ_EXPORT_013: Example({"tensor": "head.weight"}, "model.py:80"),
+    ErrorId.SJ_EXPORT_014: Example({"buffer": "cache.keys", "other": "cache.values"}, None),
     ErrorId.SJ_EXPORT_015: Example({"argument": "scale", "kind": "a dynamic float"}),
     ErrorId.SJ_EXPORT_016: Example({"output": "[2]", "kind": "a custom object"}),
     ErrorId.SJ_EXPORT_017: Example({"op": "torch.cond"}, "model.py:90"),
@@ -249,6 +257,15 @@ EXAMPLES: dict[ErrorId, Example] = {
                 "  aten.fft_rfft.default  x3  model.py:17\n  aten.unique2.default   x1  model.py:25"
             ),
         }
+    ),
+    ErrorId.SJ_OP_002: Example(
+        {
+            "rule": "_snake",
+            "operator": "mylib.snake",
+            "reason": "AttributeError: 'ScalarOps' object has no attribute 'sin'",
+            "where": "snake.py:12",
+        },
+        "model.py:17",
     ),
     ErrorId.SJ_OPTION_001: Example(
         {

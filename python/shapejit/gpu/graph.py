@@ -40,7 +40,7 @@ _REGION_MISSING = -2
 
 #: Version of the records that head kernels follow, and of how they share them among threads. Head
 #: kernels are part of saved programs, while the records are made by the runtime that loads them.
-RECORDS = 2
+RECORDS = 3
 
 #: ``ShapejitRtCudaRegionOf``
 _REGION_OF = ctypes.CFUNCTYPE(c_int64, c_void_p)

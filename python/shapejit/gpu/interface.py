@@ -11,7 +11,7 @@ launch function serves every kernel.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 
@@ -40,6 +40,52 @@ class TensorMap:
     swizzle: int = 128
     promotion: int = 256
     offset: int = 0
+
+    def with_box(self, box: tuple[int, ...]) -> TensorMap:
+        """The same tensor in boxes of other lengths."""
+        return replace(self, box=box)
+
+
+@dataclass(frozen=True)
+class Im2colMap:
+    """A TMA descriptor of an image, 128 bytes, through which pixels are read as rows of a matrix.
+
+    A load takes some channels of `pixels` places that a window's first tap comes to, one after the
+    other over rows and images, and moves them by a tap. Dims are the channels, one to three spatial
+    dims from the fastest moving one on, the images.
+
+    Attributes:
+        operand: as for `TensorMap`.
+        element, dims, strides, swizzle, promotion, offset: as for `TensorMap`.
+        channels: of a load.
+        pixels: of a load.
+        lower: of every spatial dim, the first place of the window's first tap: minus the padding.
+        upper: of every spatial dim, how far its last place is from the last pixel.
+        steps: of every spatial dim, from place to place.
+    """
+
+    operand: int
+    element: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    channels: int
+    pixels: int
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int = 128
+    promotion: int = 256
+    offset: int = 0
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """What a load moves: channels and pixels."""
+        return self.channels, self.pixels
+
+    def with_box(self, box: tuple[int, ...]) -> Im2colMap:
+        """The same image in loads of other lengths."""
+        channels, pixels = box
+        return replace(self, channels=channels, pixels=pixels)
 
 
 @dataclass(frozen=True)
@@ -85,10 +131,11 @@ class Workspace:
     offset: int = 0
 
 
-Parameter: TypeAlias = TensorMap | Pointer | Size | Workspace
+Parameter: TypeAlias = TensorMap | Im2colMap | Pointer | Size | Workspace
 
 _KINDS: dict[str, type[Parameter]] = {
     "tensor_map": TensorMap,
+    "im2col_map": Im2colMap,
     "pointer": Pointer,
     "size": Size,
     "workspace": Workspace,

@@ -17,6 +17,7 @@ from typing import NoReturn
 from shapejit.gpu.bindings import KernelInfo, NativeInterface, NativeParameter, NativeTile
 from shapejit.gpu.errors import KernelInterfaceError, LaunchError
 from shapejit.gpu.interface import (
+    Im2colMap,
     KernelInterface,
     Parameter,
     Pointer,
@@ -42,7 +43,13 @@ _ELEMENTS = {
     "bf16": 9,
     "tf32": 11,
 }
-_KINDS: dict[type[Parameter], int] = {TensorMap: 0, Pointer: 1, Size: 2, Workspace: 3}
+_KINDS: dict[type[Parameter], int] = {
+    TensorMap: 0,
+    Pointer: 1,
+    Size: 2,
+    Workspace: 3,
+    Im2colMap: 4,
+}
 _MOST_DIMS = 5
 
 
@@ -82,7 +89,8 @@ class Kernel:
         self.local_bytes: int = info.local_bytes
         self.resident_ctas: int = info.resident_ctas
         self.workspace_bytes: int = info.workspace_bytes
-        numbers = [p.operand for p in interface.parameters if isinstance(p, TensorMap | Pointer)]
+        having = (TensorMap, Im2colMap, Pointer)
+        numbers = [p.operand for p in interface.parameters if isinstance(p, having)]
         self.operand_count = max(numbers, default=-1) + 1
         self._pack_operands = struct.Struct(f"{self.operand_count}Q").pack
         self._pack_values = struct.Struct(f"{len(interface.values)}q").pack
@@ -226,8 +234,11 @@ def _native(interface: KernelInterface, number: int) -> NativeParameter:
     """The native form of a parameter. What fits its fields is validated there."""
     parameter = interface.parameters[number]
     native = NativeParameter(kind=_KINDS[type(parameter)], offset=parameter.offset)
+    what = f"kernel {interface.entry}, parameter {number}"
     if isinstance(parameter, TensorMap):
-        _describe_map(native, parameter, f"kernel {interface.entry}, parameter {number}")
+        _describe_map(native, parameter, what)
+    elif isinstance(parameter, Im2colMap):
+        _describe_image(native, parameter, what)
     elif isinstance(parameter, Pointer):
         native.operand = parameter.operand
     elif isinstance(parameter, Size):
@@ -247,6 +258,33 @@ def _describe_map(native: NativeParameter, given: TensorMap, what: str) -> None:
             f"less; this one has {rank} dims, {len(given.box)} lengths of the box and "
             f"{len(given.strides)} strides"
         )
+    _describe_tensor(native, given, what)
+    native.box[:rank] = given.box
+
+
+def _describe_image(native: NativeParameter, given: Im2colMap, what: str) -> None:
+    spatial = len(given.dims) - 2
+    lists = (given.lower, given.upper, given.steps)
+    if (
+        not 1 <= spatial <= _MOST_DIMS - 2
+        or len(given.strides) != spatial + 1
+        or any(len(each) != spatial for each in lists)
+    ):
+        raise KernelInterfaceError(
+            f"{what}: an im2col map has 3 to {_MOST_DIMS} dims, one stride less, and corners and "
+            f"steps of all dims but two; this one has {len(given.dims)} dims, "
+            f"{len(given.strides)} strides and {', '.join(str(len(each)) for each in lists)} "
+            "corners and steps"
+        )
+    _describe_tensor(native, given, what)
+    native.box[:2] = given.box
+    native.lower[:spatial] = given.lower
+    native.upper[:spatial] = given.upper
+    native.steps[:spatial] = given.steps
+
+
+def _describe_tensor(native: NativeParameter, given: TensorMap | Im2colMap, what: str) -> None:
+    rank = len(given.dims)
     if given.element not in _ELEMENTS:
         known = ", ".join(sorted(_ELEMENTS))
         raise KernelInterfaceError(
@@ -257,6 +295,5 @@ def _describe_map(native: NativeParameter, given: TensorMap, what: str) -> None:
     native.rank = rank
     native.dims[:rank] = given.dims
     native.strides[: len(given.strides)] = given.strides
-    native.box[:rank] = given.box
     native.swizzle = given.swizzle
     native.promotion = given.promotion

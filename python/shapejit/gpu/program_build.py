@@ -26,41 +26,33 @@ from shapejit.cache.cubins import CachedCubin, CubinRecipe, CubinUnit, cubin_uni
 from shapejit.cache.objects import ObjectCache
 from shapejit.codegen.builder import CubinBuilder, cubin_builder
 from shapejit.codegen.cuda_tools import Tool
-from shapejit.codegen.ptxas import AssemblyError, PtxasError, find_ptxas
+from shapejit.codegen.ptxas import AssemblyError, PtxasError
 from shapejit.dump import Dump
 from shapejit.errors import ErrorId
+from shapejit.gpu.assembler import TARGET, assembler
+from shapejit.gpu.interface import Im2colMap
 from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
 from shapejit.gpu.program_graphs import GraphCode, Region, WordedLaunch
 from shapejit.pass_host import PipelineError
-from shapejit.passes.host.dispatches import Dispatch, dispatches
+from shapejit.passes.host.dispatches import Dispatch, dispatches, interfaces
 from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, UNITS, WORDS
 from shapejit.passes.host.program import KERNELS
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.families import GEMM, Family, family_of
-from shapejit.passes.nvgpu.head import head_unit
+from shapejit.passes.nvgpu.families import MODELLED, Family, family_of
+from shapejit.passes.nvgpu.head import MAP_WORDS, head_unit
 from shapejit.passes.nvgpu.lowering import INTERFACE
-from shapejit.passes.nvgpu.problem import gemm_problem
-from shapejit.passes.nvgpu.schedule import CANDIDATES, GENERIC, UNALIGNED, GemmSchedule
+from shapejit.passes.nvgpu.schedule import (
+    ALL_CANDIDATES,
+    GENERIC,
+    SIMT_GENERIC,
+    UNALIGNED,
+    GemmSchedule,
+)
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.passes.plan_memory import source_of
 
-TARGET = "cuda"
-
 #: Launches up to which a program queues them one by one: for so few a graph saves nothing.
 MOST_QUEUED = 2
-
-
-def assembler() -> Tool:
-    """NVIDIA's assembler.
-
-    Raises:
-        TargetError: there is none that can be used (SJ-TARGET-005).
-    """
-    try:
-        return find_ptxas()
-    except PtxasError as error:
-        reason = str(error).rstrip(".")
-        raise ErrorId.SJ_TARGET_005.error(target=TARGET, reason=reason) from error
 
 
 def builder_for(dump: Dump) -> CubinBuilder:
@@ -113,7 +105,13 @@ def _why_not(kernel: Any, info: KernelInfo) -> str | None:
 
 
 # What a family's errors are about, in messages.
-_KERNELS_OF = {"gemm": "product", "attention": "attention", "loops": "kernel"}
+_KERNELS_OF = {
+    "gemm": "product",
+    "conv": "convolution",
+    "depthwise": "convolution",
+    "attention": "attention",
+    "loops": "kernel",
+}
 
 
 def _sources(kernel: KernelInfo) -> tuple[str, ...]:
@@ -208,7 +206,7 @@ def build_variants(
 
 def candidates(refused: Iterable[str]) -> list[str]:
     """The schedules to choose from, without those that cannot be built."""
-    names = map(str, CANDIDATES)
+    names = map(str, ALL_CANDIDATES)
     without = set(refused)
     return [name for name in names if name not in without]
 
@@ -225,11 +223,17 @@ def _refusal(request: _Request, error: AssemblyError | PipelineError) -> str:
         reason, reproduction = error.diagnostics, error.command
     reason = reason.strip().partition("\n")[0].rstrip(".")
     # The choice among a family's own variants is that family's, so it has no other one.
-    if request.family is not GEMM or request.schedule in (str(UNALIGNED), str(GENERIC)):
+    if request.family not in MODELLED or _is_last_resort(request.schedule):
         raise ErrorId.SJ_INTERNAL_002.error(
             kernel=request.name, reason=reason, reproduction=reproduction
         ) from error
     return reason
+
+
+def _is_last_resort(schedule: str) -> bool:
+    """Whether a schedule is one that others fall back on."""
+    made = GemmSchedule.parse(schedule)
+    return made in (GENERIC, SIMT_GENERIC) or made.family == UNALIGNED.family
 
 
 def is_graph_form(module: Any) -> bool:
@@ -244,7 +248,9 @@ def _requests(module: Any, arch: str, tool: Tool) -> dict[str, list[_Request]]:
     for name, dispatch in dispatches(module).items():
         kernel, family = kernels[name], family_of(kernels[name])
         assert family is not None, "kernels were checked"
-        constant = graph and family is GEMM and _has_constant_weights(module, name, kernel)
+        constant = (
+            graph and family in MODELLED and _has_constant_weights(module, name, kernel, family)
+        )
         requests[name] = []
         for schedule in dispatch.variants:
             recipe = _recipe(family, schedule, arch)
@@ -258,7 +264,7 @@ def _requests(module: Any, arch: str, tool: Tool) -> dict[str, list[_Request]]:
 
 
 def _recipe(family: Family, schedule: str, arch: str) -> CubinRecipe:
-    unaligned = family is GEMM and GemmSchedule.parse(schedule).family == UNALIGNED.family
+    unaligned = family in MODELLED and GemmSchedule.parse(schedule).takes_any_address
     return CubinRecipe(schedule, arch, alignment=1 if unaligned else MAP_ALIGNMENT)
 
 
@@ -271,9 +277,9 @@ def _launches(module: Any) -> list[Any]:
     ]
 
 
-def _has_constant_weights(module: Any, name: str, kernel: Any) -> bool:
-    """Whether no launch of a gemm has weights that a launch before it computed."""
-    operands = {weight.operand for weight in gemm_problem(kernel).weights}
+def _has_constant_weights(module: Any, name: str, kernel: Any, family: Family) -> bool:
+    """Whether no launch of a product has weights that a launch before it computed."""
+    operands = family.weights(kernel)
     read = (
         sir.defining_op(source_of(launch.operands[number]))
         for launch in _launches(module)
@@ -346,13 +352,24 @@ def head_kernel(module: Any, arch: str, builder: CubinBuilder) -> Future[CachedC
     attributes = _host_module(module).attributes
     if CALL_WORDS not in attributes:
         return None
-    call_words = ir.IntegerAttr(attributes[CALL_WORDS]).value
+    words = ir.IntegerAttr(attributes[CALL_WORDS]).value + _encoded_words(module)
     try:
-        unit = head_unit(call_words, arch, assembler())
+        unit = head_unit(words, arch, assembler())
     except ValueError as error:
         reason = str(error).partition(". ")[0].rstrip(".")
         raise ErrorId.SJ_TARGET_008.error(target=TARGET, reason=reason) from error
     return builder.build_async(unit, urgent=True)
+
+
+def _encoded_words(module: Any) -> int:
+    """The words of the maps in im2col mode of a region, in the largest one: calls encode them."""
+    attributes, found = _host_module(module).attributes, interfaces(module)
+    maps = [
+        sum(isinstance(p, Im2colMap) for p in found[ir.StringAttr(name).value].parameters)
+        for name in attributes[KERNELS]
+    ]
+    counts: list[int] = [sum(maps[number] for number in each) for each in attributes[REGIONS]]
+    return MAP_WORDS * max(counts)
 
 
 def _host_module(module: Any) -> Any:

@@ -150,10 +150,23 @@ class GpuCode:
 
     @staticmethod
     def from_json(text: str | bytes, data: Sequence[bytes], head: bytes | None = None) -> GpuCode:
-        """The inverse of `to_json`, with machine code put back.
+        """The inverse of `to_json`, as JSON, with machine code put back.
 
         Args:
             text: what `to_json` gave, as JSON.
+            data, head: as for `from_record`.
+
+        Raises:
+            ValueError: it is not what `to_json` gives, or not for so many variants.
+        """
+        return GpuCode.from_record(json.loads(text), data, head)
+
+    @staticmethod
+    def from_record(record: Any, data: Sequence[bytes], head: bytes | None = None) -> GpuCode:
+        """The inverse of `to_json`, with machine code put back.
+
+        Args:
+            record: what `to_json` gave.
             data: of the variants.
             head: of the head kernel, if there is one.
 
@@ -161,7 +174,6 @@ class GpuCode:
             ValueError: it is not what `to_json` gives, or not for so many variants.
         """
         try:
-            record = json.loads(text)
             variants = tuple(
                 GpuVariant(str(v["name"]), str(v["schedule"]), code, str(v["origin"]))
                 for v, code in zip(record["variants"], data, strict=True)

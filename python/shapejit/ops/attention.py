@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -94,7 +94,8 @@ def attention(
         CudaError: the device refuses the launch.
     """
     operands = Operands(
-        *map(as_tensor, (q, k, v, mask, key_lengths, cu_seqlens_q, cu_seqlens_k)),
+        *_tensors(q, k, v),
+        *_optional(mask, key_lengths, cu_seqlens_q, cu_seqlens_k),
         max_seqlen_q,
         max_seqlen_k,
         causal,
@@ -144,7 +145,8 @@ def compile_attention(
         Exception: what the build of a kernel raised.
     """
     operands = Operands(
-        *map(as_tensor, (q, k, v, mask, key_lengths, cu_seqlens_q, cu_seqlens_k)),
+        *_tensors(q, k, v),
+        *_optional(mask, key_lengths, cu_seqlens_q, cu_seqlens_k),
         None,
         None,
         causal,
@@ -155,6 +157,24 @@ def compile_attention(
     sizes = sizes_of(operands)
     kind, _ = layout(operands, sizes, _result(operands, sizes, None))
     return _kind_kernels(kind, operands.q.device.index or 0).build_all()
+
+
+def _tensors(q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return as_tensor(q), as_tensor(k), as_tensor(v)
+
+
+_Maybe: TypeAlias = "Tensor | None"
+
+
+def _optional(
+    mask: Any, key_lengths: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
+) -> tuple[_Maybe, _Maybe, _Maybe, _Maybe]:
+    return (
+        as_tensor(mask),
+        as_tensor(key_lengths),
+        as_tensor(cu_seqlens_q),
+        as_tensor(cu_seqlens_k),
+    )
 
 
 def _result(operands: Operands, sizes: Sizes, out: Tensor | None) -> Tensor:

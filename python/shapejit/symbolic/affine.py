@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shapejit.symbolic.expr import Expr
+from shapejit.symbolic.memo import remembered
 
 
 class _AffineAlgebra:
@@ -101,13 +102,20 @@ def _readers() -> dict[type, Callable[[Any], Expr]]:
 
 def to_map(n_dims: int, exprs: Iterable[Expr], context: Any) -> Any:
     """An AffineMap whose symbol i is symbol s<i>; it declares symbols up to the greatest used."""
+    results = tuple(exprs)
+    return remembered((n_dims, results, context), lambda: _to_map(n_dims, results, context))
+
+
+def _to_map(n_dims: int, results: tuple[Expr, ...], context: Any) -> Any:
     from mlir import ir
 
-    results, algebra = list(exprs), _AffineAlgebra(context)
+    algebra = _AffineAlgebra(context)
     n_symbols = 1 + max((max(e.symbols(), default=-1) for e in results), default=-1)
     return ir.AffineMap.get(n_dims, n_symbols, [e.build(algebra) for e in results], context)
 
 
 def map_exprs(affine_map: Any) -> tuple[Expr, ...]:
     """The results of an AffineMap."""
-    return tuple(from_affine(result) for result in affine_map.results)
+    return remembered(
+        affine_map, lambda: tuple(from_affine(result) for result in affine_map.results)
+    )

@@ -25,6 +25,7 @@ from shapejit.symbolic.expr import (
     divide_monomial,
     make_atom,
 )
+from shapejit.symbolic.refute import Counterexamples
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 """Least and greatest value, both attainable or not; None is unbounded."""
@@ -59,6 +60,8 @@ class Ranges:
             if (symbol := size.symbol_index) is not None:
                 least, greatest = self._symbols.get(symbol, (0, None))
                 self._symbols[symbol] = (max(least or 0, 1), greatest)
+        self._counterexamples = Counterexamples(self._symbols, self._dim_sizes)
+        self._refuted: dict[Expr, bool] = {}
         self._lower: dict[Expr, _Number] = {}
         self._simplified: dict[Expr, Expr] = {}
         self._proxies: dict[Atom, Atom] = {}
@@ -77,7 +80,14 @@ class Ranges:
 
     def is_nonnegative(self, expr: Expr | int) -> bool:
         """Whether the value is provably >= 0."""
-        return self._least(self.simplify(as_expr(expr))) >= 0
+        simple = self.simplify(as_expr(expr))
+        known = self._lower.get(simple)
+        if known is not None:
+            return known >= 0
+        refuted = self._refuted.get(simple)
+        if refuted is None:
+            refuted = self._refuted[simple] = self._counterexamples.has(simple)
+        return not refuted and self._least(simple) >= 0
 
     def provably_le(self, lhs: Expr | int, rhs: Expr | int) -> bool:
         """Whether provably lhs <= rhs."""

@@ -52,3 +52,25 @@ func.func @main(%x: tensor<?x2xf32, #shapejit.shape<[s0, 2]>>) -> tensor<?xf32, 
 // CHECK: %[[PO:.*]] = llvm.getelementptr %[[BUFS]][1]
 // CHECK: %[[O:.*]] = llvm.load %[[PO]]
 // CHECK: call @a(%[[X]], %[[O]], %{{.*}})
+
+// -----
+
+// A slot of several sizes is as large as the largest of them, and those after it begin there.
+
+shapejit.symbol @n {id = 0, min = 0, max = 64}
+shapejit.symbol @m {id = 1, min = 0, max = 64}
+module @a attributes {shapejit.target = "cpu"} {}
+func.func @main(%x: tensor<?xf32, #shapejit.shape<[s0]>>, %y: tensor<?xf32, #shapejit.shape<[s1]>>) -> tensor<?xf32, #shapejit.shape<[s0]>>
+    attributes {shapejit.arena = [#shapejit.shape<[s0 * 64, s1 * 128]>, #shapejit.shape<[s0 * 64]>]} {
+  %0 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%x) {buffers = [#shapejit.buffer<arena 1>]} : (tensor<?xf32, #shapejit.shape<[s0]>>) -> tensor<?xf32, #shapejit.shape<[s0]>>
+  %1 = shapejit.launch @a affine_map<()[s0] -> (s0)> (%0) {buffers = [#shapejit.buffer<output 0>]} : (tensor<?xf32, #shapejit.shape<[s0]>>) -> tensor<?xf32, #shapejit.shape<[s0]>>
+  return %1 : tensor<?xf32, #shapejit.shape<[s0]>>
+}
+// CHECK-LABEL: func.func @shapejit_plan
+// CHECK: %[[LARGER:.*]] = arith.maxsi {{.*}} : i64
+// CHECK: %[[SUM:.*]] = arith.addi {{.*}}%[[LARGER]] : i64
+// CHECK: llvm.store %[[SUM]], %{{.*}} : i64
+// CHECK-LABEL: func.func @shapejit_run
+// CHECK-SAME: %[[ARENA:[a-z0-9]+]]: !llvm.ptr) {
+// CHECK: %[[BEGIN:.*]] = arith.maxsi {{.*}} : i64
+// CHECK: llvm.getelementptr %[[ARENA]][%[[BEGIN]]]

@@ -1,4 +1,4 @@
-// RUN: shapejit-opt %s --shapejit-lower-winograd-to-nvgpu | FileCheck %s --check-prefixes=CHECK,F2
+// RUN: shapejit-opt %s --shapejit-lower-winograd-to-nvgpu --shapejit-verify-shapes | FileCheck %s --check-prefixes=CHECK,F2
 // RUN: shapejit-opt %s --shapejit-lower-winograd-to-nvgpu="max-rel-error=1e-5" | FileCheck %s --check-prefixes=CHECK,F4
 // RUN: shapejit-opt %s --shapejit-lower-winograd-to-nvgpu="winograd=off" | FileCheck %s --check-prefixes=OFF
 
