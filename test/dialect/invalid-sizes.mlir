@@ -167,7 +167,7 @@ func.func private @symbolic(tensor<4xf32, #shapejit.shape<[s0]>>)
 
 // -----
 
-// expected-error @below {{a buffer is in `arena` or `output`, got `stack`}}
+// expected-error @below {{a buffer is in `arena`, `output` or `input`, got `stack`}}
 #space = #shapejit.buffer<stack 0>
 
 // -----

@@ -20,7 +20,12 @@ from shapejit.options import CompileOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTION_TYPES: dict[str, Any] = {"int": int, "str": str, "str | None": str}
+_OPTION_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "str | None": str,
+}
 _OPTION_METAVARS = {"target_cpu": "CPU", "dump_to": "FOLDER"}
 
 

@@ -3,9 +3,9 @@
 
 // A kernel of one warp for each record of a table; the words of a call come by value.
 // CHECK-LABEL: module attributes {shapejit.target = "cuda:sm_90a"}
-// CHECK: gpu.module @head_2_128 [#nvvm.target<O = 3, chip = "sm_90a", features = "+ptx83">]
-// CHECK-SAME: shapejit.interface = "{{.*}}head_2_128
-// CHECK: llvm.func @head_2_128(%{{[a-z0-9]+}}: !llvm.ptr<1>, %{{[a-z0-9]+}}: i64, %[[NOTHING:[a-z0-9]+]]: i64, %[[COUNT:[a-z0-9]+]]: i32,
+// CHECK: gpu.module @head_3_128 [#nvvm.target<O = 3, chip = "sm_90a", features = "+ptx83">]
+// CHECK-SAME: shapejit.interface = "{{.*}}head_3_128
+// CHECK: llvm.func @head_3_128(%{{[a-z0-9]+}}: !llvm.ptr<1>, %{{[a-z0-9]+}}: i64, %[[NOTHING:[a-z0-9]+]]: i64, %[[COUNT:[a-z0-9]+]]: i32,
 // CHECK-SAME: %[[WORDS:[a-z0-9]+]]: !llvm.ptr {llvm.align = 8 : i64, llvm.byval = !llvm.array<128 x i64>, nvvm.grid_constant})
 // CHECK: %[[INSIDE:.*]] = arith.cmpi ult, %{{.*}}, %[[COUNT]]
 // CHECK: scf.if %[[INSIDE]]
@@ -31,6 +31,6 @@
 // CHECK: llvm.store %{{.*}}, %{{.*}} : i32, !llvm.ptr<1>
 // CHECK: llvm.store %{{.*}}, %{{.*}} : i64, !llvm.ptr<1>
 
-// SMALL: llvm.func @head_2_32({{.*}}llvm.byval = !llvm.array<32 x i64>
+// SMALL: llvm.func @head_3_32({{.*}}llvm.byval = !llvm.array<32 x i64>
 module attributes {shapejit.target = "cuda:sm_90a"} {
 }

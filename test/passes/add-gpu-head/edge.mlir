@@ -2,6 +2,6 @@
 
 // What the module holds stays, in front; the largest one takes 16 KiB of words by value.
 // CHECK: func.func private @other()
-// CHECK: gpu.module @head_2_2048
+// CHECK: gpu.module @head_3_2048
 // CHECK: llvm.byval = !llvm.array<2048 x i64>
 func.func private @other()

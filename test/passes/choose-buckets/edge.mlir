@@ -18,15 +18,13 @@ shapejit.kernel @constant symbols 0 (%x: !x, %w: !w) {
 // -----
 
 // Nothing is known of the sizes of a kernel that is not launched: from 0 to any. A decision made
-// before is made anew, and kernels that no family serves are left alone.
+// before is made anew.
 
 // CHECK-LABEL: shapejit.kernel @unbounded
 // CHECK: shapejit.dispatch @unbounded by
 // CHECK-NEXT: #shapejit.bucket<[0], [{{[0-9]+}}], "small_m_64x16x64_s9_w1_k2"
 // CHECK-NEXT: #shapejit.bucket<[{{[0-9]+}}], [?], "swapped_256x128x64_s4_w2_stream"
 // CHECK-NEXT: ]
-// CHECK-NOT: shapejit.dispatch
-// CHECK: shapejit.kernel @conv
 // CHECK-NOT: shapejit.dispatch
 #lhs = affine_map<(m, n, k) -> (m, k)>
 #rhs = affine_map<(m, n, k) -> (n, k)>
@@ -37,15 +35,6 @@ shapejit.kernel @unbounded symbols 1 (%x: !x, %w: !w) {
   shapejit.yield %0 : !x
 }
 shapejit.dispatch @unbounded by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[0], [?], "old", "">]
-!i = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
-!f = tensor<8x8x3xf32, #shapejit.shape<[8, 8, 3]>>
-shapejit.kernel @conv symbols 2 (%x: !i, %w: !f) {
-  %0 = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
-      input(%x at affine_map<(n, g, p, c) -> (n, p, c)> : !i)
-      weight(%w at affine_map<(g, f, c, t) -> (f, c, t)> : !f)
-      -> affine_map<(n, g, o, f) -> (n, o, f)> : !i
-  shapejit.yield %0 : !i
-}
 
 // -----
 
