@@ -27,14 +27,17 @@ from gemm_chain import block_calls
 from torch import Tensor
 
 from shapejit import ir as sir
+from shapejit import passes
 from shapejit.cache.cubins import CachedCubin, CubinRecipe, cubin_unit
 from shapejit.codegen.builder import cubin_builder
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.driver import driver
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
+from shapejit.pass_host import run_pipeline
 from shapejit.passes.buckets.device import H200
-from shapejit.passes.nvgpu.families import family_of
+from shapejit.passes.host.dispatches import dispatches
+from shapejit.passes.nvgpu.families import MODELLED, family_of
 from shapejit.symbolic import Expr
 
 # The kernels that tests describe are measured, by the same references.
@@ -136,6 +139,8 @@ def chosen(text: str, bounds: tuple[tuple[int, int], ...], sizes: Sizes) -> str:
         kernel = sir.kernels(module)["k"]
         family = family_of(kernel)
         assert family is not None
+        if family in MODELLED:
+            return modelled(text, bounds, sizes)
         axes, buckets = family.choose(kernel, dict(enumerate(bounds)), H200)
     at = [axis.evaluate(sizes) for axis in axes]
     for lower, upper, variant, _ in buckets:
@@ -145,6 +150,36 @@ def chosen(text: str, bounds: tuple[tuple[int, int], ...], sizes: Sizes) -> str:
         ):
             return str(variant)
     raise ValueError(f"sizes {sizes} lie in no bucket: they are outside of {bounds}")
+
+
+def modelled(text: str, bounds: tuple[tuple[int, int], ...], sizes: Sizes) -> str:
+    """The same for a product, whose variant the cost model chooses in a program with one launch."""
+    passes.register_all()
+    with ir.Context(), ir.Location.unknown():
+        alone = ir.Module.parse(text)
+        kernel = sir.kernels(alone)["k"]
+        types = [str(argument.type) for argument in sir.body(kernel).arguments]
+        [result] = (str(v.type) for v in sir.operations(sir.body(kernel))[-1].operands)
+        symbols = "\n".join(
+            f"shapejit.symbol @s{number} {{id = {number}, min = {low}, max = {high}}}"
+            for number, (low, high) in enumerate(bounds)
+        )
+        names = ", ".join(f"s{number}" for number in range(len(bounds)))
+        given = ", ".join(f"%a{number}" for number in range(len(types)))
+        typed = ", ".join(f"%a{number}: {type_}" for number, type_ in enumerate(types))
+        module = ir.Module.parse(f"""
+            module attributes {{shapejit.target = "{H200.target}"}} {{
+              {symbols}
+              {text}
+              func.func @main({typed}) -> {result} {{
+                %r = shapejit.launch @k affine_map<()[{names}] -> ({names})> ({given})
+                    : ({", ".join(types)}) -> {result}
+                return %r : {result}
+              }}
+            }}""")
+        run_pipeline(module, "shapejit-choose-buckets", stage="choose")
+        dispatch = dispatches(module)["k"]
+    return dispatch.variants[dispatch.number([axis.evaluate(sizes) for axis in dispatch.axes])]
 
 
 @functools.cache

@@ -8,7 +8,10 @@ Sets of shapes:
   without, the sum over tokens and small additions;
 - ``norms``: layer norms of other widths and softmax, of odd lengths too;
 - ``columns``: sums over the tokens of each text, with a mask;
-- ``pointwise``: additions of 1000 to 67 million elements.
+- ``pointwise``: additions of 1000 to 67 million elements;
+- ``long``: softmax and sums of few long rows and columns, which clusters of CTAs share;
+- ``scans``: running sums of masks, of probabilities, of one long row;
+- ``sorts``: sorts and heads of them: of logits, of boxes' scores, of one long row.
 
 The peer is torch's eager kernels, and with ``--compile`` `torch.compile` for each shape too, which
 fuses them. Results are checked against float64 before they are timed. Calls are captured into CUDA
@@ -31,6 +34,7 @@ from dataclasses import dataclass
 import torch
 from kernel_cells import Cell, Expected
 from kernel_runs import parser_of, run
+from row_cells import row_cells
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,6 +53,8 @@ SOFTMAXES = (
     (6144, 128), (6144, 200), (6144, 201), (4096, 1000), (4096, 1001), (512, 8192), (512, 50257),
     (8, 128256),
 )  # fmt: skip
+LONG_ROWS = ((1, 32000), (1, 128256), (4, 128256), (16, 128256), (4, 1000000), (1, 4000000))
+LONG_COLUMNS = ((1, 100000, 64), (1, 20000, 768), (4, 100000, 100))
 ELEMENTS = (1000, 1 << 16, 1 << 20, (1 << 22) + 3, 1 << 24, 1 << 26)
 
 
@@ -169,8 +175,8 @@ def add_cell(group: str, n: int) -> LoopCell:
     )  # fmt: skip
 
 
-def all_cells() -> list[LoopCell]:
-    """The cells of all sets."""
+def loop_cells() -> list[LoopCell]:
+    """The cells of loops."""
     found = [norm_cell("minilm", m, MINILM_WIDTH) for m in MINILM_ROWS]
     found += [norm_cell("minilm", m, MINILM_WIDTH, residual=True) for m in MINILM_ROWS]
     found += [column_cell("minilm", b, s, MINILM_WIDTH) for b, s in TEXTS]
@@ -178,14 +184,18 @@ def all_cells() -> list[LoopCell]:
     found += [norm_cell("norms", m, n) for m, n in NORMS]
     found += [softmax_cell(m, n) for m, n in SOFTMAXES]
     found += [column_cell("columns", b, s, n) for n in (768, 1000) for b, s in TEXTS]
-    return found + [add_cell("pointwise", n) for n in ELEMENTS]
+    found += [add_cell("pointwise", n) for n in ELEMENTS]
+    found += [dataclasses.replace(softmax_cell(m, n), group="long") for m, n in LONG_ROWS]
+    return found + [column_cell("long", b, s, n) for b, s, n in LONG_COLUMNS]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ("minilm", "norms", "columns", "pointwise"))
+    sets = ("minilm", "norms", "columns", "pointwise", "long", "scans", "sorts")
+    parser = parser_of(__doc__, sets)
     parser.add_argument("--compile", action="store_true", help="also against torch.compile")
     arguments = parser.parse_args()
-    cells = [dataclasses.replace(cell, compiled=arguments.compile) for cell in all_cells()]
+    cells = [*loop_cells(), *row_cells()]
+    cells = [dataclasses.replace(cell, compiled=arguments.compile) for cell in cells]
     run("loops", cells, arguments)
 
 

@@ -66,10 +66,10 @@ _REGISTERS, _REGISTERS_BESIDE = 65536, 44
 _BY_ROWS = ((2, (64, 1)), (8, (128, 2)), (None, (256, 4)))
 _BY_VECTORS = ((512, (128, 4)), (None, (512, 2)))
 _BY_ELEMENTS = ((1024, (256, 1, 4)), (None, (512, 2, 8)))
-# Steps of the reduced dims, if they are known, for which it pays that a cluster shares them.
-_CLUSTER_STEPS = 4096
-# Bytes that a multiprocessor has to have asked for so that memory is never idle: its share of 4.8 TB/s
-# in a latency of a microsecond. And vectors that a thread asks for together at most.
+# Steps of the reduced dims, and elements, from which on it pays that a cluster shares columns.
+_CLUSTER_STEPS, _CLUSTER_ELEMENTS = 4096, 1 << 20
+# Bytes that a multiprocessor has to have asked for so that memory is never idle: its share of
+# 4.8 TB/s in a latency of a microsecond. And vectors that a thread asks for together at most.
 _BYTES_ON_THEIR_WAY, _MOST_VECTORS = 40000, 4
 # Most rows of a multiprocessor for which several warps share each, elements of a thread then, and
 # warps up to which that is so.
@@ -245,7 +245,8 @@ class Chooser:
             reason = f"{_elements(length)} side by side a lane, {warps} warps share a column"
             most = None if elements is None else elements * self._processors
             tiers.append(_Tier(most, schedule, reason))
-        if steps is not None and steps < _CLUSTER_STEPS:
+        longest = self._ranges.bounds(product(phase.loop.space[phase.kept :]))[1]
+        if longest is not None and longest < _CLUSTER_STEPS:
             return self._by(product(phase.loop.space), tiers)
         return self._clustered_columns(phase, tiers)
 
@@ -254,6 +255,7 @@ class Chooser:
         be idle."""
         *others, last = tiers
         found = [Tier(tier.most, None, tier.schedule, tier.reason) for tier in others]
+        found.append(Tier(_CLUSTER_ELEMENTS, None, last.schedule, last.reason))
         for cluster in CLUSTERS:
             units = self._processors // cluster
             schedule = replace(last.schedule, ctas=1, cluster=cluster)

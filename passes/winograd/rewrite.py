@@ -191,7 +191,8 @@ class _Rewrite:
             ]
             for dim in range(2)
         ]
-        reads, total = [], ""
+        reads: list[list[Expr]] = []
+        total = ""
         shift = {0: Expr.dim(2), 1: Expr.dim(3), 2: Expr.dim(4)}
         for y in range(TAPS):
             line = ""

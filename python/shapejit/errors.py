@@ -640,9 +640,9 @@ class ErrorId(Enum):
     SJ_TARGET_007 = Entry(
         "operators that have no GPU kernels",
         "the model has {count} for which target {target!q} has no kernels yet:\n{table}\n",
-        "It compiles products, convolutions and attention of float16 or bfloat16 (linear, matmul, "
-        "bmm, scaled_dot_product_attention), and pointwise operators, reductions, norms and gathers "
-        'of any type. Run the rest in PyTorch, or use target="cpu"',
+        "It compiles products, convolutions and attention of float16, bfloat16 or float32 (linear, "
+        "matmul, bmm, scaled_dot_product_attention), and pointwise operators, reductions, norms "
+        'and gathers of any type. Run the rest in PyTorch, or use target="cpu"',
     )
     SJ_TARGET_008 = Entry(
         "too many tensors and sizes for one program on a GPU",

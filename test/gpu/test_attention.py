@@ -36,7 +36,7 @@ SCHEDULES = [
     "tiles_64x32_g4_c1",
     "tiles_128x32_g2_c1",
 ]
-FLASH_SCHEDULES = sorted({str(each) for tiers in TIERS.values() for each in tiers})
+FLASH_SCHEDULES = [(size, str(each)) for size, tiers in TIERS.items() for each in tiers]
 VARIANTS = {
     "padding mask": Attention(3, mask="i1"),
     "heads of one tensor": Attention(12, layout="packed", mask="i1"),
@@ -188,17 +188,13 @@ def test_captured(device: Device) -> None:
 _LONG = [*SIZES, (3, 129, 64), (1, 7, 8192), (1, 2047, 2049), (2, 4096, 4096)]
 
 
-def _flash_attention(schedule: str, **rest: object) -> Attention:
-    """With heads of the size that a schedule is made for, few, so that the reference is quick."""
-    size = next(d for d, tiers in TIERS.items() if schedule in map(str, tiers))
-    return Attention(heads=3, d=size, **rest)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("causal", [None, "s2 - s1"])
-@pytest.mark.parametrize("schedule", FLASH_SCHEDULES)
-def test_flash_schedules(device: Device, schedule: str, causal: str | None, block: bool) -> None:
-    attention = _flash_attention(schedule, causal=causal)
+@pytest.mark.parametrize(("size", "schedule"), FLASH_SCHEDULES)
+def test_flash_schedules(
+    device: Device, size: int, schedule: str, causal: str | None, block: bool
+) -> None:
+    attention = Attention(heads=3, d=size, causal=causal)  # few, so that the reference is quick
     kernel = loaded(device, attention, schedule, block)
     assert not kernel.kernel.local_bytes, "spills"
     wrong = [check(kernel, attention, sizes) for sizes in _LONG]
@@ -240,22 +236,23 @@ import torch
 
 sys.path.insert(0, sys.argv[1])
 from shapejit.gpu.driver import driver
-from gpu.test_attention import Loaded, _flash_attention, check
+from gpu.test_attention import Loaded, check
+from unit.simulated_attention import Attention
 
-schedule, block = sys.argv[2], sys.argv[3] == "block"
-attention = _flash_attention(schedule, causal="s2 - s1")
+size, schedule, form = sys.argv[2:]
+attention = Attention(heads=3, d=int(size), causal="s2 - s1")
 torch.cuda.init()
-kernel = Loaded(driver().device(0), attention, schedule, block)
+kernel = Loaded(driver().device(0), attention, schedule, form == "block")
 print(check(kernel, attention, (2, 333, 500)) or "right")
 """
 
 
 @pytest.mark.parametrize("form", ["by-value", "block"])
-@pytest.mark.parametrize("schedule", FLASH_SCHEDULES)
-def test_flash_first_of_a_process(device: Device, schedule: str, form: str) -> None:
+@pytest.mark.parametrize(("size", "schedule"), FLASH_SCHEDULES)
+def test_flash_first_of_a_process(device: Device, size: int, schedule: str, form: str) -> None:
     """In a process that launched nothing of ours before; one that hangs is ended."""
     folder = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", _ALONE, folder, schedule, form]
+    command = [sys.executable, "-c", _ALONE, folder, str(size), schedule, form]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
     )

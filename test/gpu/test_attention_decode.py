@@ -19,16 +19,14 @@ from torch import Tensor  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.gpu.launch import Kernel  # noqa: E402
 from shapejit.gpu.module import Module  # noqa: E402
+from shapejit.passes.nvgpu.attention.decode_choice import (  # noqa: E402
+    MANY_TILES,
+    SCHEDULES,
+)
 from shapejit.symbolic import Expr  # noqa: E402
 from unit.simulated_attention import Attention, LoweredAttention  # noqa: E402
 from unit.simulated_spans import SpanAttention  # noqa: E402
 
-SCHEDULES = {
-    32: "split_64x32_g4_s8_c1",
-    64: "split_64x32_g4_s6_c1",
-    128: "split_64x32_g2_s6_c1",
-    256: "split_64x32_g2_s3_c1",
-}
 DECODE = Attention(32, 8, d=128, layout="bhm", causal="s2 - s1")
 VARIANTS = {
     "four heads on one": DECODE,
@@ -88,9 +86,10 @@ def loaded(device: Device, attention: Attention, variant: str, block: bool) -> L
     return Loaded(device, attention, variant, block)
 
 
-def schedule_of(attention: Attention) -> str:
+def schedule_of(attention: Attention, *, many: bool = False) -> str:
     size = max(attention.d, attention.value)
-    return next(name for most, name in SCHEDULES.items() if size <= most)
+    table = MANY_TILES if many else SCHEDULES
+    return next(str(schedule) for most, schedule in table.items() if size <= most)
 
 
 def check(kernel: Loaded, attention: Attention, sizes: tuple[int, int, int]) -> str:
@@ -109,11 +108,12 @@ def check(kernel: Loaded, attention: Attention, sizes: tuple[int, int, int]) -> 
     return "" if worst.item() <= 0 else f"{sizes} is {worst.item()} too far off"
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants(device: Device, name: str, block: bool) -> None:
+def test_variants(device: Device, name: str, block: bool, many: bool) -> None:
     attention = VARIANTS[name]
-    kernel = loaded(device, attention, schedule_of(attention), block)
+    kernel = loaded(device, attention, schedule_of(attention, many=many), block)
     assert not kernel.kernel.local_bytes, "spills"
     generator = random.Random(name)
     sizes = list(SIZES)
@@ -147,7 +147,7 @@ def test_batches_that_differ(device: Device, name: str, schedule: str) -> None:
 
 
 def test_both_forms_give_the_same_bits(device: Device) -> None:
-    plain, block = (loaded(device, DECODE, SCHEDULES[128], form) for form in (False, True))
+    plain, block = (loaded(device, DECODE, str(SCHEDULES[128]), form) for form in (False, True))
     for sizes in ((1, 1, 100), (1, 1, 5000), (5, 3, 777)):
         torch.manual_seed(0)
         inputs = [each.cuda() for each in DECODE.inputs(*sizes)]
@@ -159,7 +159,7 @@ def test_captured(device: Device) -> None:
     """Launches in a CUDA graph, one after the other, each reading what the one before wrote, all
     with one scratch memory."""
     attention = Attention(8, d=64, layout="bhm")
-    kernel = loaded(device, attention, SCHEDULES[64], False).kernel
+    kernel = loaded(device, attention, str(SCHEDULES[64]), False).kernel
     key, value = (torch.randn(2, 8, 3000, 64, device="cuda").bfloat16() for _ in range(2))
     start = torch.randn(2, 8, 1, 64, device="cuda").bfloat16()
     values = [Expr.parse(text).evaluate([2, 1, 3000]) for text in kernel.interface.values]

@@ -172,3 +172,29 @@ def test_a_model(device: Device, precision: str) -> None:
             exact = model.double()(x.double())
             theirs = relative_error(model.float()(x), exact)
             assert relative_error(program(x), exact) <= 1.2 * theirs + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("winograd", "bound"), [("off", 2e-6), ("force", 2e-6), ("force", 1e-5)], ids=str
+)
+def test_convolutions(device: Device, winograd: str, bound: float) -> None:
+    """By gathered pixels, F(2x2,3x3) and F(4x4,3x3); odd sizes and 1 included."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 96, 3, padding=1), nn.ReLU(), nn.Conv2d(96, 32, 3, stride=2)]
+    model = nn.Sequential(*layers).cuda().eval()
+    dims = {0: Dim("n", min=1, max=8), 2: Dim("h", min=3, max=64), 3: Dim("w", min=3, max=64)}
+    with torch.no_grad():
+        program = shapejit.compile(
+            model,
+            (torch.randn(2, 64, 9, 8, device="cuda"),),
+            dynamic_shapes=(dims,),
+            target="cuda",
+            float32_precision="ieee",
+            winograd=winograd,
+            max_rel_error=bound,
+        )
+        for sizes in [(1, 64, 3, 3), (2, 64, 17, 30), (8, 64, 64, 61)]:
+            x = noise(*sizes)
+            exact = model.double()(x.double())
+            model.float()
+            assert relative_error(program(x), exact) <= bound

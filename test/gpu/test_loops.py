@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,8 +18,10 @@ from torch import Tensor  # noqa: E402
 from gpu.loop_kernels import DeviceKernel  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from unit import gpu_loop_samples as samples  # noqa: E402
+from unit import row_kernels  # noqa: E402
 from unit import test_gpu_loops as simulated  # noqa: E402
 from unit import test_gpu_loops_functions as functions  # noqa: E402
+from unit import test_gpu_loops_sharing as sharing  # noqa: E402
 from unit.cpu_kernels import DTYPES  # noqa: E402
 from unit.gpu_loop_samples import FLOATS, Sample, assert_near  # noqa: E402
 from unit.simulated_loops import GpuKernel, Ranges  # noqa: E402
@@ -240,3 +243,127 @@ def test_all_halves_are_rounded_as_torch_does(device: Device, element: str) -> N
     y = x.roll(4321)
     [z] = kernel([x.cuda(), y.cuda()], len(x), 0)
     torch.testing.assert_close(z.cpu(), x + y, rtol=0, atol=0, equal_nan=True)
+
+
+# Rows and columns that clusters share, scans, sorts -----------------------------------------------
+
+
+@functools.cache
+def kernel_of(text: str, variant: str, device: Device, block: bool) -> DeviceKernel:
+    return DeviceKernel(GpuKernel(text, variant, block=block, programmatic=block), device)
+
+
+def run(text: str, device: Device, x: Tensor) -> list[Tensor]:
+    """A kernel of [s0, s1], as chosen for up to twice its sizes; three times the same bits."""
+    sizes: Ranges = {number: (0, 2 * size) for number, size in enumerate(x.shape)}
+    [variant] = serving(text, sizes, x.shape)
+    on_device = x.cuda()
+    found: list[list[Tensor]] = []
+    for block in (False, True):
+        kernel = kernel_of(text, variant, device, block)
+        found += [[y.cpu() for y in kernel([on_device], *x.shape)] for _ in range(3)]
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+    return found[0]
+
+
+def serving(text: str, sizes: Ranges, at: Sequence[int]) -> list[str]:
+    """The variant that serves some sizes."""
+    chosen = GpuKernel(text, sizes=sizes)
+    values = [axis.evaluate(tuple(at)) for axis in chosen.axes]
+    return [
+        variant
+        for lower, upper, variant, _ in chosen.buckets
+        if all(
+            low <= value and (high is None or value <= high)
+            for low, value, high in zip(lower, values, upper, strict=True)
+        )
+    ]
+
+
+LONG = ((1, 32000), (1, 128256), (3, 100001), (12, 20000), (40, 20000), (1, 3000000))
+
+
+@pytest.mark.parametrize(("rows", "length"), LONG)
+def test_softmax_of_few_long_rows(device: Device, rows: int, length: int) -> None:
+    x = torch.randn(rows, length)
+    [y] = run(softmax("f32").text, device, x)
+    torch.testing.assert_close(y, x.double().softmax(-1).float(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1000000, 3), (100003, 64), (20000, 700), (5000, 4000)])
+def test_sums_of_few_long_columns(device: Device, m: int, n: int) -> None:
+    x = torch.rand(m, n)
+    [y] = run(sharing.sums(0), device, x)
+    torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("element", ["f32", "bf16", "i64"])
+@pytest.mark.parametrize(("rows", "length"), [(0, 5), (5, 0), (7, 1), (300, 100), (9, 5001), *LONG])
+def test_running_sums(device: Device, element: str, rows: int, length: int) -> None:
+    x = (torch.rand(rows, length) * 9).to(DTYPES[element])
+    [y] = run(row_kernels.scan("add", element), device, x)
+    if element == "i64":
+        assert torch.equal(y, x.cumsum(1))
+    else:
+        bound = 1e-5 if element == "f32" else 1e-2
+        torch.testing.assert_close(y.double(), x.double().cumsum(1), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("element", ["f32", "i8"])
+@pytest.mark.parametrize(("rows", "length"), [(300, 100), (9, 5001), (2, 40000)])
+def test_running_extrema(device: Device, element: str, rows: int, length: int) -> None:
+    x = row_kernels.random_rows(DTYPES[element], rows, length, nan=True)
+    values, places = run(row_kernels.scan("max", element, indexed=True), device, x)
+    torch.testing.assert_close(values, x.cummax(1)[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(places, x.cummax(1)[1])
+
+
+SORTED = (
+    *((0, 5), (5, 0), (7, 1), (300, 64), (50, 200), (9, 1000), (9, 4001), (3, 16384)),
+    *((2, 30000), (1, 128256), (3, 262144), (1, 300001), (20, 270000)),
+)
+
+
+FEW_SORTED = ((0, 5), (300, 64), (9, 1000), (3, 30000), (1, 300001))
+
+
+@pytest.mark.parametrize(
+    ("element", "descending", "rows", "length"),
+    [
+        *(("f32", True, *sizes) for sizes in SORTED),
+        *(("bf16", False, *sizes) for sizes in FEW_SORTED),
+        *(("i8", True, *sizes) for sizes in FEW_SORTED),
+        *(("f64", False, *sizes) for sizes in FEW_SORTED),
+        *(("i64", True, *sizes) for sizes in FEW_SORTED),
+    ],
+)
+def test_sorts(device: Device, element: str, descending: bool, rows: int, length: int) -> None:
+    x = row_kernels.random_rows(DTYPES[element], rows, length, nan=True)
+    values, places = run(row_kernels.sort(element, descending=descending), device, x)
+    wanted, wanted_places = torch.sort(x, dim=1, descending=descending, stable=True)
+    assert torch.equal(places, wanted_places)
+    torch.testing.assert_close(values, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("head", [1, 50, 2048])
+@pytest.mark.parametrize("order", ["random", "best last"])
+@pytest.mark.parametrize(("rows", "length"), [(40, 3000), (1, 32000), (3, 128256), (64, 20001)])
+def test_heads(device: Device, head: int, order: str, rows: int, length: int) -> None:
+    x = torch.randn(rows, length)
+    x = torch.sort(x, dim=1)[0] if order == "best last" else x
+    text = row_kernels.sort("f32", descending=True, head=str(head))
+    values, places = run(text, device, x)
+    wanted, wanted_places = torch.sort(x, dim=1, descending=True, stable=True)
+    assert torch.equal(places, wanted_places[:, :head])
+    assert torch.equal(values, wanted[:, :head])
+
+
+@pytest.mark.parametrize("elements", [1, 1000, (1 << 22) + 3, 1 << 26])
+def test_large_additions(device: Device, elements: int) -> None:
+    x, z = torch.randn(elements, device="cuda"), torch.randn(elements, device="cuda")
+    lowered = GpuKernel(sharing.addition(), None, sizes={0: (0, 1 << 26)})
+    for variant in lowered.variants:
+        kernel = DeviceKernel(GpuKernel(sharing.addition(), variant), device)
+        assert torch.equal(kernel([x, z], elements)[0], x + z)

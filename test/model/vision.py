@@ -330,9 +330,8 @@ def _image_model(build: Callable[[], nn.Module], low: int, step: int = 1) -> Vis
 VISION_MODELS: dict[str, VisionModel] = {
     "detector": _image_model(Detector, 1),
     "mobile": _image_model(Mobile, 1),
-    "resnet": _image_model(lambda: resnet50(8, 10), 1),
+    "resnet": _image_model(lambda: resnet50(8, 10), 64),
     "unet": _image_model(lambda: UNet(8, "nearest"), 4),
-    "unet_bilinear": _image_model(lambda: UNet(8, "bilinear"), 4),
     "vit": _image_model(lambda: ViT(48, 3, 2), 1, step=16),
     "whisper": VisionModel(
         lambda: Whisper(16, 64, 2, 2),

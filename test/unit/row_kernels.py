@@ -14,14 +14,17 @@ from unit.cpu_kernels import tensor
 _IDENTITY = "affine_map<(d0, d1) -> (d0, d1)>"
 
 
-def _kernel(op: str, source: str, results: list[str], symbols: int = 2) -> str:
+def _kernel(
+    op: str, source: str, results: list[str], symbols: int = 2, *, backwards: bool = False
+) -> str:
     names = [f"%y#{number}" for number in range(len(results))] if len(results) > 1 else ["%y"]
     made = f"%y:{len(results)}" if len(results) > 1 else "%y"
-    types = ", ".join(results)
+    order = list(range(len(results)))[:: -1 if backwards else 1]
+    yielded = ", ".join(names[number] for number in order)
     return f"""
 shapejit.kernel @k symbols {symbols} (%x: {source}) {{
-  {made} = shapejit.{op} -> {types}
-  shapejit.yield {", ".join(names)} : {types}
+  {made} = shapejit.{op} -> {", ".join(results)}
+  shapejit.yield {yielded} : {", ".join(results[number] for number in order)}
 }}
 """
 
@@ -34,14 +37,21 @@ def scan(kind: str, element: str, *, indexed: bool = False) -> str:
     return _kernel(op, source, results)
 
 
-def sort(element: str, *, descending: bool = False, head: str = "s1", symbols: int = 2) -> str:
-    """A sort of [s0, s1], or a head of it."""
+def sort(
+    element: str,
+    *,
+    descending: bool = False,
+    head: str = "s1",
+    symbols: int = 2,
+    backwards: bool = False,
+) -> str:
+    """A sort of [s0, s1], or a head of it; `backwards` yields places before values."""
     source = tensor(element, "s0", "s1")
     size = int(head) if head.isdigit() else head
     results = [tensor(element, "s0", size), tensor("i64", "s0", size)]
     order = " {descending}" if descending else ""
     op = f"sort over [s0, s1] ins(%x at {_IDENTITY} : {source}){order}"
-    return _kernel(op, source, results, symbols)
+    return _kernel(op, source, results, symbols, backwards=backwards)
 
 
 def top(element: str) -> str:

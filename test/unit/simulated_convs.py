@@ -42,6 +42,7 @@ class LoweredConv:
 
     Attributes:
         interface: how it is called.
+        results: element type and sizes, over the kernel's symbols, of the result.
     """
 
     def __init__(self, layer: Layer, schedule: str, block: bool, ahead: bool) -> None:
@@ -50,6 +51,8 @@ class LoweredConv:
         with self._context, ir.Location.unknown():
             self._module = ir.Module.parse(kernel_text(layer))
             kernel = sir.kernels(self._module)["k"]
+            [result] = sir.operations(sir.body(kernel))[-1].operands
+            self.results = [(DTYPES[layer.element], tuple(sir.shape_of(result)))]
             self.interface: KernelInterface = lower(
                 kernel,
                 schedule,
@@ -79,12 +82,7 @@ class LoweredConv:
 
     def run(self, operands: Sequence[Tensor], *, multiprocessors: int = 4, seed: int = 0) -> Tensor:
         """The result [n, f, o..] of operands as `Layer.operands` gives them."""
-        layer = self._layer
-        x, weight, *others = operands
-        inputs = [_laid_out(x, layer.last[0])]
-        inputs.append(weight if layer.panel is None else pack_filter(weight, layer.groups, 1))
-        if others:
-            inputs += [others[0], _laid_out(others[1], layer.last[1])]
+        layer, x, inputs = self._layer, operands[0], arguments(self._layer, operands)
         channels = layer.groups * layer.outside
         pixels = [max(size, 0) for size in layer.pixels(x.shape[2:])]
         sizes = (*pixels, channels) if layer.last[1] else (channels, *pixels)
@@ -99,6 +97,14 @@ class LoweredConv:
                 seed=seed,
             )
         return torch.movedim(result, -1, 1) if layer.last[1] else result
+
+
+def arguments(layer: Layer, operands: Sequence[Tensor]) -> list[Tensor]:
+    """Operands, as `Layer.operands` gives them, as the kernel takes them."""
+    x, weight, *others = operands
+    made = [_laid_out(x, layer.last[0])]
+    made.append(weight if layer.panel is None else pack_filter(weight, layer.groups, 1))
+    return [*made, others[0], _laid_out(others[1], layer.last[1])] if others else made
 
 
 def _laid_out(x: Tensor, last: bool) -> Tensor:

@@ -188,7 +188,7 @@ def test_all_operators_without_kernels_are_named() -> None:
     assert "test_cuda_build.py:" in text
     assert "its convolution multiplies f64, f64" in text
     assert "softmax" not in text
-    assert "It compiles products, convolutions and attention of float16 or bfloat16" in text
+    assert "It compiles products, convolutions and attention of float16, bfloat16 or float32" in text
 
 
 def test_products_of_other_types_are_refused() -> None:
@@ -270,7 +270,7 @@ def test_a_schedule_that_cannot_be_built_is_replaced(
 def test_a_schedule_without_alternative_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     code = residual()[0].gpu
     assert code is not None
-    builder = Refusing(*map(str, program_build.CANDIDATES))
+    builder = Refusing(*map(str, program_build.ALL_CANDIDATES))
     use(builder, monkeypatch)
     with pytest.raises(InternalError, match=r"(?s)SJ-INTERNAL-00[12]"):
         build(Residual(), (rows(7),), tokens())

@@ -19,7 +19,7 @@ pytestmark = needs_ptxas
 
 
 class Network(nn.Module):
-    """A stem, a strided layer with a norm, a 1x1 layer beside a 3x3 one, groups."""
+    """A stem, a strided layer with a norm, a 1x1 layer beside a 3x3 one, groups, channels alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,16 +29,18 @@ class Network(nn.Module):
         self.one = nn.Conv2d(24, 16, 1)
         self.three = nn.Conv2d(24, 16, 3, padding=2, dilation=2)
         self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
         x = torch.relu(self.norm(self.down(x)))
         y = self.one(x) + nn.functional.silu(self.three(x))
-        return y + self.grouped(y)
+        return y + self.grouped(torch.relu(self.depthwise(y)))
 
 
 def _shapes() -> Any:
-    n, h, w = Dim("n", min=1, max=3), Dim("h", min=1, max=16), Dim("w", min=1, max=16)
+    # Few pixels, so that there are few variants to build.
+    n, h, w = Dim("n", min=1, max=3), Dim("h", min=1, max=12), Dim("w", min=1, max=12)
     return ({0: n, 2: h, 3: w},)
 
 
@@ -101,6 +103,7 @@ def test_kernels_and_words(compiled: tuple[nn.Module, Any, Simulated]) -> None:
     assert code.graph is not None
     kinds = [variant.name.partition("__")[2].split("_")[0] for variant in code.variants]
     assert "unaligned" in kinds  # stem and groups
+    assert "depthwise" in kinds
     assert {"small", "swapped", "persistent"} & set(kinds)
     images = sum(
         any(type(each).__name__ == "Im2colMap" for each in interface.parameters)

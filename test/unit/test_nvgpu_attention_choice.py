@@ -70,6 +70,7 @@ def test_variants_are_few_and_known(name: str) -> None:
     known = {str(each) for tiers in choice.TIERS.values() for each in tiers}
     known |= {str(each) for tiers in flash_choice.TIERS.values() for each in tiers}
     known |= set(map(str, decode_choice.SCHEDULES.values()))
+    known |= set(map(str, decode_choice.MANY_TILES.values()))
     assert {variant for _, _, variant, _ in buckets} <= known
     assert bool(axes) == (len(buckets) > 1)
     assert len(axes) <= 3

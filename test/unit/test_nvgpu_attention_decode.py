@@ -217,7 +217,7 @@ def test_in_a_program() -> None:
     program, execution = simulated(model, args, shapes)
     assert program.artefacts.gpu is not None and program.artefacts.gpu.graph is not None
     assert program.artefacts.gpu.graph.launches
-    assert [each for each in str(program.explain(*args)).split() if "split_64x32_g4" in each]
+    assert [each for each in str(program.explain(*args)).split() if "split_64x64_g2_s8" in each]
     for count, length in ((1, 1), (2, 260), (4, 1000)):
         x = torch.randn(1, count, 32).bfloat16()
         with torch.no_grad():
@@ -233,25 +233,23 @@ def test_in_a_program() -> None:
 # Machine code -------------------------------------------------------------------------------------
 
 _CODE = [
-    (Attention(32, 8, d=128, layout="bhm", causal="s2 - s1"), "split_64x32_g2_s6_c1"),
-    (Attention(12, d=64, layout="bhm"), "split_64x32_g4_s6_c1"),
-    (Attention(12, 4, d=32, element="f16", mask="i1"), "split_64x32_g4_s8_c1"),
-    (Attention(8, 2, d=256, layout="bhm"), "split_64x32_g2_s3_c1"),
+    (Attention(32, 8, d=128, layout="bhm", causal="s2 - s1"), decode_choice.SCHEDULES[128]),
+    (Attention(32, 8, d=128, layout="bhm"), decode_choice.MANY_TILES[128]),
+    (Attention(8, d=64, mask="f32", mask_shape="s0, 1, s1, s2"), decode_choice.SCHEDULES[64]),
+    (Attention(8, 2, d=256, layout="bhm"), decode_choice.SCHEDULES[256]),
 ]
 
 
 @sass.needs_nvdisasm
 @pytest.mark.parametrize(("attention", "schedule"), _CODE)
-def test_machine_code(attention: Attention, schedule: str) -> None:
+def test_machine_code(attention: Attention, schedule: SplitSchedule) -> None:
     """Assembled without a warning of serialised products; no spills; no register read unset."""
-    assert SplitSchedule.parse(schedule) == decode_choice.SCHEDULES[attention.d]
-    for block in (False, True):
-        cubin = lowered(attention, schedule, block, block).assemble()
-        [function] = sass.disassemble(cubin.data).values()
-        assert function.count("HGMMA") == attention.d // 16 + 32 // 16
-        assert function.count("ATOMG") == 1
-        assert not function.local_memory
-        assert not function.read_never_written
+    cubin = lowered(attention, str(schedule), True, True).assemble()
+    [function] = sass.disassemble(cubin.data).values()
+    assert function.count("HGMMA") == attention.d // 16 + schedule.keys // 16
+    assert function.count("ATOMG") == 1
+    assert not function.local_memory
+    assert not function.read_never_written
 
 
 # Choice -------------------------------------------------------------------------------------------
@@ -271,6 +269,13 @@ def test_one_query_always_divides_its_keys() -> None:
     axes, buckets = _chosen(DECODE, {0: (1, 16), 1: (1, 1), 2: (1, 32768)})
     assert axes == []
     assert buckets == ["() () split_64x32_g2_s6_c1"]
+
+
+def test_more_tiles_than_multiprocessors_take_two_ctas_each() -> None:
+    """Eight groups of heads a batch: 16 batches are 128 tiles, 17 are more than 132."""
+    axes, buckets = _chosen(DECODE, {0: (1, 64), 1: (1, 1), 2: (1, 32768)})
+    assert axes == ["s0"]
+    assert buckets == ["(1,) (16,) split_64x32_g2_s6_c1", "(17,) (64,) split_64x64_s3_c2"]
 
 
 def test_few_queries_are_taken_out_of_the_rest() -> None:
@@ -293,7 +298,7 @@ def test_queries_that_are_an_axis_already() -> None:
         queries = problem.space[2]
         rest = [((1,), (10,), "a", ""), ((11,), (99,), "b", ""), ((100,), (None,), "c", "")]
         sizes: dict[int, Bounds] = {0: (1, 1), 1: (1, None), 2: (1, None)}
-        axes, buckets = decode_choice.with_few_queries(problem, sizes, 16, [queries], rest)
+        axes, buckets = decode_choice.with_few_queries(problem, sizes, 16, H200, [queries], rest)
     assert axes == [queries]
     assert [bucket[:2] for bucket in buckets] == [((1,), (16,)), ((17,), (99,)), ((100,), (None,))]
     assert [bucket[2] for bucket in buckets[1:]] == ["b", "c"]

@@ -49,7 +49,7 @@ def test_any_sizes(name: str, schedule: str, b: int, m: int, n: int, block: bool
 
 
 @sass.needs_nvdisasm
-@pytest.mark.parametrize("schedule", ["tiles_64x64_w2_c1", "split_64x32_g4_s6_c1"])
+@pytest.mark.parametrize("schedule", ["tiles_64x64_w2_c1", "split_64x64_g2_s6_c1"])
 def test_machine_code(schedule: str) -> None:
     """Assembled without a warning; no spills; no register read unset."""
     attention = SpanAttention(8, 2, d=64, lengths="i32", starts="i32", causal="0", from_end=True)

@@ -74,21 +74,30 @@ WRITES: dict[str, Write] = {
 }
 
 
+GROUPS = [sorted(WRITES)[number::3] for number in range(3)]
+"""The writes of one program each: compiling takes the time."""
+
+
 class Writer(nn.Module):
-    """Changes a buffer of 10 rows and an input of any number in the same way."""
+    """Changes buffers of 10 rows and inputs of any number in the same ways, one pair a way."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, names: list[str]) -> None:
         super().__init__()
-        self.write = write
-        self.register_buffer("state", torch.arange(60.0).reshape(10, 6) - 30)
+        self.names = names
+        for number in range(len(names)):
+            self.register_buffer(f"state{number}", torch.arange(60.0).reshape(10, 6) - 30)
 
-    def forward(self, x: Tensor, source: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        old = x[0] * 1
-        of_input = self.write(x, source, at)
-        of_state = self.write(self.state, source, at)
-        if isinstance(of_input, Tensor) and of_input is not x:
-            old = old + of_input.sum() + of_state.sum()
-        return old, x.sum(1), self.state * 2
+    def forward(self, inputs: list[Tensor], source: Tensor, at: Tensor) -> list[Tensor]:
+        found = []
+        for number, (name, x) in enumerate(zip(self.names, inputs, strict=True)):
+            state = getattr(self, f"state{number}")
+            old = x[0] * 1
+            of_input = WRITES[name](x, source, at)
+            of_state = WRITES[name](state, source, at)
+            if isinstance(of_input, Tensor) and of_input is not x:
+                old = old + of_input.sum() + of_state.sum()
+            found += [old, x.sum(1), state * 2]
+        return found
 
 
 def example(rows: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,20 +112,30 @@ def shapes() -> dict[str, Any]:
     return {"x": {0: 2 * rows}, "source": {0: count}, "at": {0: count}}
 
 
-@pytest.mark.parametrize("name", WRITES)
-def test_writes(name: str) -> None:
-    eager = Writer(WRITES[name]).eval()
+@pytest.mark.parametrize("names", GROUPS)
+@torch.no_grad()
+def test_writes(names: list[str]) -> None:
+    eager = Writer(names).eval()
     model = copy.deepcopy(eager)
-    program = shapejit.compile(model, example(12, 3), dynamic_shapes=shapes(), verify_each=True)
+    x, source, at = example(12, 3)
+    sizes = shapes()
+    inputs = {"inputs": [sizes.pop("x")] * len(names)}
+    program = shapejit.compile(
+        model,
+        ([x.clone() for _ in names], source, at),
+        dynamic_shapes=inputs | sizes,
+        verify_each=True,
+    )
     for rows, count in ((8, 1), (10, 4), (80, 3), (12, 4)):
         x, source, at = example(rows, count, rows)
-        theirs = x.clone()
-        with torch.no_grad():
-            expected = eager(theirs, source, at)
-            got = program(x, source, at)
-        torch.testing.assert_close(x, theirs)
-        torch.testing.assert_close(model.state, eager.state)
-        torch.testing.assert_close(got, expected)
+        ours, theirs = ([x.clone() for _ in names] for _ in range(2))
+        expected, got = eager(theirs, source, at), program(ours, source, at)
+        for number, name in enumerate(names):
+            part = slice(3 * number, 3 * number + 3)
+            states = [getattr(each, f"state{number}") for each in (model, eager)]
+            torch.testing.assert_close(ours[number], theirs[number], msg=name)
+            torch.testing.assert_close(*states, msg=name)
+            torch.testing.assert_close(got[part], expected[part], msg=name)
 
 
 class Functional(nn.Module):

@@ -81,7 +81,7 @@ def choose(
         axes, buckets = _choose_flash(problem, sizes, device, buckets)
     most = decode_choice.most_queries(problem, sizes)
     if most:
-        return decode_choice.with_few_queries(problem, sizes, most, axes, buckets)
+        return decode_choice.with_few_queries(problem, sizes, most, device, axes, buckets)
     return axes, buckets
 
 

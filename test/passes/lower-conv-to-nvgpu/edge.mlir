@@ -31,3 +31,23 @@ shapejit.kernel @few symbols 2 (%x: tensor<?x?x3xbf16, #shapejit.shape<[s0, s1, 
   shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
 }
 shapejit.dispatch @few by affine_map<()[s0, s1] -> (s0 * s1)> [#shapejit.bucket<[0], [7], "unaligned_64x8x64_s3_w1", "few">, #shapejit.bucket<[8], [?], "unaligned_64x8x64_s3_w1", "many">]
+
+// -----
+
+// Groups of one channel are no product: eight channels a thread, loaded at once, of strips of four
+// pixels.
+// CHECK-LABEL: shapejit.kernel @depthwise
+// CHECK: gpu.module @depthwise__depthwise_v8_r4
+// CHECK: llvm.func @depthwise__depthwise_v8_r4
+// CHECK-NOT: nvvm.wgmma
+// CHECK: ld.global.nc.v4.b32
+// CHECK: math.fma
+// CHECK: llvm.store {{.*}} {alignment = 16 : i64} : vector<4xi32>
+shapejit.kernel @depthwise symbols 2 (%x: tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>, %w: tensor<3x16xbf16, #shapejit.shape<[3, 16]>>) {
+  %y = shapejit.conv over [s0, 16, s1, 1, 1, 3] image [s1] padding [(1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d3, d0)> : tensor<3x16xbf16, #shapejit.shape<[3, 16]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>
+  shapejit.yield %y : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>
+}
+shapejit.dispatch @depthwise by affine_map<() -> ()> [#shapejit.bucket<[], [], "depthwise_v8_r4", "">]

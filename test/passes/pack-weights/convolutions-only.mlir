@@ -19,3 +19,15 @@ func.func @main(%x: tensor<?x8x8xbf16, #shapejit.shape<[s0, 8, 8]>>, %w: tensor<
     -> tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>
   return %z : tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>
 }
+
+// A depthwise one has its channels last, too.
+// CHECK-LABEL: func.func @depthwise
+// CHECK: shapejit.pack %{{.*}} over [3, 16] at affine_map<(d0, d1) -> (d1, 0, d0)> {dim = 1 : i64, panel = 1 : i64}
+// CHECK-SAME: -> tensor<3x16x1xbf16
+func.func @depthwise(%x: tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>, %w: tensor<16x1x3xbf16, #shapejit.shape<[16, 1, 3]>> {shapejit.kind = "weight"}) -> tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>> {
+  %y = shapejit.conv over [s0, 16, 8, 1, 1, 3] image [8] padding [(1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<16x1x3xbf16, #shapejit.shape<[16, 1, 3]>>)
+    -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>
+  return %y : tensor<?x8x16xbf16, #shapejit.shape<[s0, 8, 16]>>
+}

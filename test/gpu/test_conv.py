@@ -1,0 +1,182 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Convolutions on a GPU: right at all sizes, in all families and forms, and repeatable; models."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlir")
+
+from torch import Tensor, nn  # noqa: E402
+
+import shapejit  # noqa: E402
+from gpu.loop_kernels import DeviceKernel  # noqa: E402
+from shapejit.gpu.device import Device  # noqa: E402
+from unit import test_nvgpu_conv as simulated  # noqa: E402
+from unit.cpu_convs import Layer  # noqa: E402
+from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
+
+ALIGNED = (
+    "persistent_128x256x64_s4_w2",
+    "persistent_128x128x64_s6_w2_turns",
+    "swapped_256x112x64_s4_w2",
+    "swapped_128x176x64_s5_w2_turns",
+    "small_m_64x16x64_s16_w1",
+    "small_m_64x32x64_s7_w1_k4",
+    "small_m_64x64x64_s12_w1_r2",
+    "small_m_128x80x64_s6_w2_k2",
+)
+GATHERED = ("unaligned_64x16x64_s3_w1", "unaligned_64x64x64_s3_w1")
+IMAGES = ((1, 1, 1), (1, 7, 7), (3, 14, 13), (2, 45, 77), (16, 56, 56))
+
+
+@functools.cache
+def built(layer: Layer, schedule: str, device: Device, block: bool) -> DeviceKernel:
+    lowered: Any = LoweredConv(layer, schedule, block, ahead=block)
+    return DeviceKernel(lowered, device)
+
+
+def check(layer: Layer, schedule: str, device: Device, batch: int, *image: int) -> None:
+    """Both forms against float64; three times the same bits."""
+    torch.manual_seed(batch + sum(image))
+    operands = layer.operands(batch, image)
+    operands[1] /= max(layer.inside * len(layer.taps), 1) ** 0.5 * 3
+    expected = layer.reference([each.cuda().double() for each in operands])
+    inputs = [each.cuda() for each in arguments(layer, operands)]
+    half_ulp = {"bf16": 2.0**-8, "f16": 2.0**-11}[layer.element]
+    for block in (False, True):
+        kernel = built(layer, schedule, device, block)
+        [first] = kernel(inputs, batch, *image)
+        for _ in range(2):
+            [again] = kernel(inputs, batch, *image)
+            torch.testing.assert_close(first, again, rtol=0, atol=0)
+        got = torch.movedim(first, -1, 1) if layer.last[1] else first
+        assert got.shape == expected.shape
+        if got.numel():
+            allowed = half_ulp * expected.abs() + 2.0**-14 * expected.abs().max()
+            worst = ((got.double() - expected).abs() - allowed).max().item()
+            assert worst <= 0, f"{schedule} {block=}: {worst} too far off at {batch} x {image}"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("schedule", ALIGNED)
+def test_families(device: Device, schedule: str, image: tuple[int, int, int]) -> None:
+    check(replace(simulated.PLAIN, inside=72, outside=136), schedule, device, *image)
+
+
+@pytest.mark.parametrize("schedule", ALIGNED[::3])
+@pytest.mark.parametrize("name", simulated.WINDOWS)
+def test_windows(device: Device, name: str, schedule: str) -> None:
+    layer = simulated.WINDOWS[name]
+    image = (20, 11, 9)[: layer.rank]
+    check(layer, schedule, device, 2, *image)
+
+
+@pytest.mark.parametrize("schedule", GATHERED)
+@pytest.mark.parametrize("name", simulated.GATHERS)
+def test_gathered(device: Device, name: str, schedule: str) -> None:
+    layer = simulated.GATHERS[name]
+    for batch in (0, 3):
+        check(layer, schedule, device, batch, *(20, 11, 9)[: layer.rank])
+
+
+@pytest.mark.parametrize("schedule", simulated.DEPTHWISE)
+def test_depthwise(device: Device, schedule: str) -> None:
+    layer = simulated.DEPTHWISE[schedule]
+    for batch in (0, 1, 5):
+        check(layer, schedule, device, batch, *(33, 17, 9)[: layer.rank])
+
+
+@pytest.mark.parametrize("element", ["bf16", "f16"])
+def test_random_layers(device: Device, element: str) -> None:
+    """No more than 1.2 times as far from float64 as cuDNN, by the mean square."""
+    rng = random.Random(element)
+    for _ in range(60):
+        taps = rng.choice([1, 2, 3, 5])
+        layer = Layer(
+            (taps, taps),
+            inside=rng.choice([3, 8, 20, 64, 136]),
+            outside=rng.choice([8, 24, 64, 200]),
+            strides=(rng.choice([1, 2]),) * 2,
+            padding=((rng.randrange(taps),) * 2,) * 2,
+            element=element,
+            panel=1,
+        )
+        image = (rng.randint(1, 40), rng.randint(1, 40))
+        if not layer.is_legal(image) or min(layer.pixels(image)) < 1:
+            continue
+        aligned = layer.inside % 8 == 0
+        schedule = rng.choice(ALIGNED if aligned else GATHERED)
+        operands = [each.cuda() for each in layer.operands(rng.randint(1, 5), image)]
+        expected = layer.reference([each.double() for each in operands])
+        own = layer.reference(operands)
+        inputs = [each.contiguous() for each in arguments(layer, operands)]
+        [result] = built(layer, schedule, device, True)(inputs, operands[0].shape[0], *image)
+        got = torch.movedim(result, -1, 1)
+        errors = [((each.double() - expected) ** 2).mean().sqrt() for each in (got, own)]
+        assert errors[0] <= 1.2 * errors[1] + 1e-6, f"{layer} at {image}: {errors}"
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A residual block with a strided way past it."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(outside)
+        self.second = nn.Conv2d(outside, outside, 3, 1, 1)
+        self.past = nn.Conv2d(inside, outside, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(self.first(x)))
+        return torch.relu(self.second(y) + self.past(x))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [Block(64, 64, 1), Block(64, 128, 2), Block(128, 256, 2)]
+    return nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), *blocks)
+
+
+def test_a_model_at_alternating_sizes(device: Device) -> None:
+    """Under constant graphs: 200 calls, each as the first of its size."""
+    model = network().eval().cuda().to(torch.bfloat16)
+    double = network().eval().cuda().double()
+    n, h, w = (torch.export.Dim(name, min=1, max=high) for name, high in
+               (("n", 4), ("h", 256), ("w", 256)))  # fmt: skip
+    with torch.no_grad():
+        program = shapejit.compile(
+            model,
+            (torch.randn(2, 3, 64, 96, device="cuda", dtype=torch.bfloat16),),
+            dynamic_shapes=({0: n, 2: h, 3: w},),
+            target="cuda",
+        )
+        rng = random.Random(0)
+        sizes = [(rng.randint(1, 4), rng.randint(16, 256), rng.randint(16, 256)) for _ in range(20)]
+        inputs = {
+            size: torch.randn(size[0], 3, *size[1:], device="cuda", dtype=torch.bfloat16)
+            for size in sizes
+        }
+        firsts: dict[Any, Tensor] = {}
+        for number in range(200):
+            size = rng.choice(sizes)
+            got = program(inputs[size])
+            if size not in firsts:
+                expected = double(inputs[size].double())
+                own, ours = (
+                    ((each.double() - expected) ** 2).mean().sqrt()
+                    for each in (model(inputs[size]), got)
+                )
+                assert ours <= 1.2 * own + 1e-4, f"call {number} at {size}: {ours} against {own}"
+                firsts[size] = got.clone()
+            torch.testing.assert_close(got, firsts[size], rtol=0, atol=0)

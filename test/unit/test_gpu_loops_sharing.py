@@ -1,0 +1,113 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Few long rows and columns, shared by clusters of CTAs; large spaces, several vectors at once."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from shapejit.passes.gpu_loops.schedule import LoopSchedule
+from unit import gpu_loop_samples as samples
+from unit.cpu_kernels import access, assert_close, tensor
+from unit.gpu_loop_samples import values
+from unit.simulated_loops import GpuKernel
+
+_PROCESSORS = 8
+
+
+def sums(reduced: int) -> str:
+    """Sums of [s0, s1] over a dim."""
+    x, kept = tensor("f32", "s0", "s1"), 1 - reduced
+    y, at, out = tensor("f32", f"s{kept}"), access(2, "d0, d1"), access(2, f"d{kept}")
+    return f"""
+        shapejit.kernel @k symbols 2 (%x: {x}) {{
+          %y = shapejit.loop over [s0, s1] ins(%x at {at} : {x}) outs(add {out} : {y}) {{
+          ^bb0(%v: f32):
+            shapejit.yield %v : f32
+          }}
+          shapejit.yield %y : {y}
+        }}"""
+
+
+def addition() -> str:
+    """A sum of two rows of s0 elements."""
+    t, at = tensor("f32", "s0"), access(1, "d0")
+    return f"""
+        shapejit.kernel @k symbols 1 (%x: {t}, %z: {t}) {{
+          %y = shapejit.loop over [s0] ins(%x at {at} : {t}, %z at {at} : {t}) outs({at} : {t}) {{
+          ^bb0(%a: f32, %b: f32):
+            %c = arith.addf %a, %b : f32
+            shapejit.yield %c : f32
+          }}
+          shapejit.yield %y : {t}
+        }}"""
+
+
+@functools.cache
+def _lowered(text: str, variant: str) -> GpuKernel:
+    return GpuKernel(text, variant)
+
+
+@pytest.mark.parametrize("variant", ["loops_v2_w2_k0_t64_c1_x4", "loops_v4_w2_k2_t64_c1_x2"])
+@pytest.mark.parametrize("n", [1, 513, 1024])
+def test_clusters_share_rows(variant: str, n: int) -> None:
+    x = values("f32", 3, n)
+    kernel = _lowered(samples.softmax("f32").text, variant)
+    assert kernel.interface.cluster == LoopSchedule.parse(variant).cluster
+    [y] = kernel([x], 3, n, multiprocessors=_PROCESSORS)
+    assert_close(y, torch.softmax(x.double(), -1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cells_of_a_cluster_are_used_again(seed: int) -> None:
+    # One reduction a row: the next row writes where other CTAs may still read.
+    x = torch.rand(5, 200)
+    [y] = _lowered(sums(1), "loops_v1_w2_k0_t64_c1_x4")([x], 5, 200, multiprocessors=4, seed=seed)
+    assert_close(y, x.double().sum(1))
+
+
+@pytest.mark.parametrize("variant", ["loops_v2_w2_k0_t64_c1_x4", "loops_v1_w2_k0_t64_c1_x2"])
+@pytest.mark.parametrize(("m", "n"), [(0, 5), (1, 1), (300, 64), (77, 101)])
+def test_clusters_share_columns(variant: str, m: int, n: int) -> None:
+    x = torch.rand(m, n)
+    [y] = _lowered(sums(0), variant)([x], m, n, multiprocessors=_PROCESSORS)
+    assert_close(y, x.double().sum(0))
+
+
+@pytest.mark.parametrize("n", [0, 1, 255, 256, 1024, 4099])
+@pytest.mark.parametrize("variant", ["loops_v4_w1_k4_t64_c1", "loops_v4_w1_k2_t32_c1_wide"])
+def test_several_vectors_at_once(variant: str, n: int) -> None:
+    x, z = torch.randn(n), torch.randn(n)
+    for shifts in ((0, 0, 0), (4, 0, 0)):
+        [y] = _lowered(addition(), variant)([x, z], n, shifts=shifts)
+        assert torch.equal(y, x + z)
+
+
+def test_large_spaces_have_several_vectors_on_their_way() -> None:
+    kernel = GpuKernel(addition(), sizes={0: (0, 1 << 28)})
+    small, large = map(LoopSchedule.parse, kernel.variants)
+    assert (small.chunks, large.chunks) == (0, 2)
+    bytes_ = 2 * 4 * large.vector * large.chunks * large.threads * large.ctas
+    assert bytes_ >= 40000
+
+
+def test_columns_are_shared_where_they_are_few_and_long() -> None:
+    kernel = GpuKernel(sums(0), sizes={0: (0, 1 << 20), 1: (0, 5000)})
+    clusters = [LoopSchedule.parse(variant).cluster for _, _, variant, _ in kernel.buckets]
+    assert clusters == [1, 1, 16, 8, 4, 1]
+    short = GpuKernel(sums(0), sizes={0: (0, 512), 1: (0, 5000)})
+    assert {LoopSchedule.parse(variant).cluster for variant in short.variants} == {1}
+
+
+def test_vocabularies_are_shared_where_rows_are_few() -> None:
+    kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (1, 64), 1: (128256, 128256)})
+    chosen = [LoopSchedule.parse(variant) for _, _, variant, _ in kernel.buckets]
+    assert [each.cluster for each in chosen] == [16, 8, 4, 1]
+    # Registers of 16 CTAs hold a row, which is then read once.
+    assert chosen[0].row_capacity >= 128256
+    for variant in kernel.variants[:2]:
+        [resources] = GpuKernel(samples.softmax("bf16").text, variant).assemble().resources.values()
+        assert resources.spill_store_bytes == 0
