@@ -56,8 +56,10 @@ types: $(VENV)/.dev ## Check types: mypy --strict on the package and the passes
 lit: $(VENV)/.dev ## Run the IR tests of the dialect and the passes
 	@$(BIN)/lit -sv test
 
-pytest: $(VENV)/.dev ## Run the Python tests
-	@$(BIN)/pytest
+# A file's tests stay in one process: they share what they compile.
+PYTEST_FLAGS ?= -n logical --maxprocesses 8 --dist loadfile
+pytest: $(VENV)/.dev ## Run the Python tests, a process for each CPU
+	@$(BIN)/pytest $(PYTEST_FLAGS)
 
 # On a GPU host, with the Python there that has shapejit and a torch for CUDA.
 GPU_PYTHON ?= python3

@@ -4,7 +4,7 @@
 
 Layers of 3x3 taps from ResNet, VGG and UNets at several batches, channels last. One program is
 compiled a layer and algorithm (gathered pixels, F(2x2,3x3), F(4x4,3x3)); its sizes are free.
-cuDNN runs with benchmark on, as the lower of three runs. Errors are against float64.
+cuDNN runs with benchmark on; of its times the least counts. Errors are against float64.
 
     python bench/winograd.py
     python bench/winograd.py --layers 256x256x28 --batches 1 16
@@ -43,7 +43,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "auto": {"winograd": "auto"},
 }
 _ROUNDS, _CALLS = 9, 20
-_TRIES = 3  # of cuDNN's choice, which moves
 _MOST_CHECKED = 1 << 25  # elements of a result that are compared with float64
 
 
@@ -113,11 +112,6 @@ class Layer:
             rng.shuffle(order)
             for name in order:
                 times[name].append(time_of(calls[name]))
-        for _ in range(_TRIES - 1):
-            torch.backends.cudnn.benchmark = False
-            self.conv(image)
-            torch.backends.cudnn.benchmark = True
-            times["cudnn"].append(time_of(calls["cudnn"]))
         return [
             {
                 "channels": self.channels, "filters": self.filters, "side": self.side,

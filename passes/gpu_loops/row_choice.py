@@ -29,6 +29,8 @@ _WARP_ROW, _SMALL_ROW, _CTA_ROW = 256, 2048, 16384
 # the first so many also for heads. Records of one word of a thread of 1024 beyond.
 _SORTED = ((64, 1, 4), (256, 1, 4), (1024, 8, 4), (4096, 16, 2))
 _SORTED_FOR_HEADS, _RECORDS = 3, 16
+# CTAs of clusters that sort a row: fewer kinds than elsewhere, since sorts are large kernels.
+_SORT_CLUSTERS = (16, 4)
 # Elements that a CTA looks at for a head before it sees whether to sort.
 _TILE = 2048
 
@@ -88,12 +90,12 @@ def _sort_tiers(phase: RowOp, device: Device) -> list[Tier]:
     if not phase.problem.is_whole:
         return [*tiers[:_SORTED_FOR_HEADS], *_head_tiers(device)]
     chunks = _RECORDS // words
-    for cluster in (1, 2, 4, 8, 16):
+    for cluster in (1, *reversed(_SORT_CLUSTERS)):
         capacity = chunks * 1024 * cluster
         reason = f"up to {capacity} elements sorted in the shared memory of {cluster} CTAs"
         schedule = LoopSchedule(1, 32, chunks, 1024, 1, cluster)
         tiers.append(Tier(capacity, None, schedule, reason))
-    for cluster in CLUSTERS:
+    for cluster in _SORT_CLUSTERS:
         most = device.multiprocessors // cluster
         reason = f"up to {most} rows, each sorted in memory by a cluster of {cluster} CTAs"
         tiers.append(Tier(None, most, LoopSchedule(chunks, 32, 0, 1024, 1, cluster), reason))

@@ -105,7 +105,8 @@ class StagedOperand:
         known = own_size.constant
         ragged = share == 1 and (known is None or known % layout.extent != 0)
         smaller = None
-        if ragged and layout.k_major and (part := _part_lines(layout.extent)) is not None:
+        in_parts = ragged and layout.k_major and matrix.has_parts
+        if in_parts and (part := _part_lines(layout.extent)) is not None:
             smaller = (record.box[0], part, *record.box[2:])
         descriptor = Descriptor.make(function, record, matrix.access.element, smaller)
         offset = memory.allocate(stages * layout.bytes)

@@ -224,6 +224,11 @@ class Matrix:
     strides: tuple[Expr, ...]
     promotion: int = 256
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether tiles at the edge may be loaded in smaller boxes, through a map of their own."""
+        return True
+
     @staticmethod
     def of(problem: GemmProblem, access: Access, across: Sequence[int]) -> Matrix:
         """The matrix of an access.

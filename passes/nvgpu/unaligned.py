@@ -37,7 +37,6 @@ from shapejit.passes.nvgpu.builder import (
     loop,
     mul,
     select,
-    wide,
 )
 from shapejit.passes.nvgpu.depthless import emit_depthless
 from shapejit.passes.nvgpu.epilogue import Epilogue
@@ -45,6 +44,7 @@ from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import Directions, TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units
 from shapejit.passes.nvgpu.gather import LINE, Source, TileGather, TileShare
+from shapejit.passes.nvgpu.memory import IndexAlgebra
 from shapejit.passes.nvgpu.occupancy import ctas_that_fit
 from shapejit.passes.nvgpu.problem import Access, GemmProblem
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -106,12 +106,15 @@ class GatheredOperand:
     Attributes:
         access: what it reads.
         dim: number of the space's dim that its rows are: m or n.
+        start: offset of the first element at a batch index, over the batch dims: heads that share
+            one are a division.
         row_stride, depth_stride: elements from a row to the next, and along K.
         layout: of its tiles in shared memory.
     """
 
     access: Access
     dim: int
+    start: Expr
     row_stride: Expr
     depth_stride: Expr
     layout: TileLayout
@@ -121,20 +124,21 @@ class GatheredOperand:
         """The lhs and the weights.
 
         Raises:
-            LoweringError: one has no fixed strides.
+            LoweringError: one has no fixed strides along rows and K.
         """
         lhs = (problem.lhs, problem.m, schedule.rows)
         weights = [(weight, problem.n, schedule.columns) for weight in problem.weights]
         made = []
         for access, dim, extent in (lhs, *weights):
             row, depth = access.stride(dim), access.stride(problem.k)
-            if not access.is_linear or row is None or depth is None:
+            start = access.offset.substitute(dims={dim: ZERO, problem.k: ZERO})
+            if row is None or depth is None or not start.dims() <= set(range(problem.m)):
                 raise LoweringError(
                     f"reads argument {access.operand} at {access.offset}, which has no fixed "
                     "strides; copy it to a tensor that has"
                 )
             layout = TileLayout(extent, schedule.depth, k_major=depth == ONE or row != ONE)
-            made.append(GatheredOperand(access, dim, row, depth, layout))
+            made.append(GatheredOperand(access, dim, start, row, depth, layout))
         return tuple(made)
 
     @property
@@ -228,7 +232,7 @@ class UnalignedGemm:
         return [
             TileGather(
                 Source(
-                    self._start(operand.access, place),
+                    self._start(operand, place),
                     size(problem.space[operand.dim]),
                     size(problem.space[problem.k]),
                     size(operand.row_stride, 8),
@@ -245,14 +249,11 @@ class UnalignedGemm:
     def _count(self) -> int:
         return WARPGROUP * self._schedule.consumers
 
-    def _start(self, access: Access, place: Place) -> Value:
+    def _start(self, operand: GatheredOperand, place: Place) -> Value:
         """The address of an operand's first element in this batch, i64."""
-        address = llvm.ptrtoint(i64(), self._function.address(access.operand))
-        offset = self._function.size(access.start, 8)
-        for dim, index in enumerate(place.batch):
-            stride = self._function.size(access.stride(dim) or ZERO, 8)
-            offset = add(mul(wide(index), stride), offset)
-        return add(address, mul(offset, ELEMENT_BYTES))
+        address = llvm.ptrtoint(i64(), self._function.address(operand.access.operand))
+        algebra = IndexAlgebra(self._function, dict(enumerate(place.batch)))
+        return add(address, mul(operand.start.build(algebra), ELEMENT_BYTES))
 
     # The product ----------------------------------------------------------------------------------
 

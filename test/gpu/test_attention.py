@@ -21,7 +21,7 @@ from torch import Tensor  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.gpu.launch import Kernel  # noqa: E402
 from shapejit.gpu.module import Module  # noqa: E402
-from shapejit.passes.nvgpu.attention.flash_choice import TIERS  # noqa: E402
+from shapejit.passes.nvgpu.attention.flash_choice import MASKED_TIERS, TIERS  # noqa: E402
 from shapejit.symbolic import Expr  # noqa: E402
 from unit.simulated_attention import Attention, LoweredAttention  # noqa: E402
 
@@ -36,7 +36,13 @@ SCHEDULES = [
     "tiles_64x32_g4_c1",
     "tiles_128x32_g2_c1",
 ]
-FLASH_SCHEDULES = [(size, str(each)) for size, tiers in TIERS.items() for each in tiers]
+FLASH_SCHEDULES = [
+    (size, str(each))
+    for tables in (TIERS, MASKED_TIERS)
+    for size, tiers in tables.items()
+    for each in tiers
+    if tables is TIERS or each not in TIERS[size]
+]
 VARIANTS = {
     "padding mask": Attention(3, mask="i1"),
     "heads of one tensor": Attention(12, layout="packed", mask="i1"),
@@ -218,7 +224,7 @@ FLASH_VARIANTS = {
 
 
 @pytest.mark.parametrize("name", FLASH_VARIANTS)
-@pytest.mark.parametrize("schedule", ["flash_64x128_s6_c2", "flash_128x128_s8_c1"])
+@pytest.mark.parametrize("schedule", ["flash_64x64_s10_c2", "flash_128x128_s8_c1"])
 def test_flash_variants(device: Device, name: str, schedule: str) -> None:
     attention = FLASH_VARIANTS[name]
     kernel = loaded(device, attention, schedule, True)

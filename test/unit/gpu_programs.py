@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from shapejit import importer, pipeline
 from shapejit.artefacts import Artefacts
-from shapejit.gpu.interface import KernelInterface, Parameter, Size, TensorMap
+from shapejit.gpu.interface import Im2colMap, KernelInterface, Parameter, Size, TensorMap
 from shapejit.gpu.program_code import GpuVariant
 from shapejit.gpu.program_graphs import GraphCode
 from shapejit.gpu.program_run import GpuExecution
@@ -152,7 +152,7 @@ def _image(interface: KernelInterface) -> bytes:
 
 def _bytes(parameter: Parameter) -> int:
     match parameter:
-        case TensorMap():
+        case TensorMap() | Im2colMap():
             return 128
         case Size(bytes=size):
             return size

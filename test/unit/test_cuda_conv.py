@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import gc
+import struct
 from typing import Any
 
 import pytest
@@ -11,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from shapejit.gpu.interface import Im2colMap
 from shapejit.passes.nvgpu.head import MAP_WORDS
+from unit.fake_cuda import Fake
+from unit.gpu_programs import on_fake
 from unit.ptx_samples import needs_ptxas
 from unit.simulated_programs import Simulated, simulated
 
@@ -111,3 +118,32 @@ def test_kernels_and_words(compiled: tuple[nn.Module, Any, Simulated]) -> None:
     )
     assert images >= 2
     assert code.graph.call_words + 2 * MAP_WORDS <= 128
+
+
+def test_maps_of_calls_on_a_driver(
+    compiled: tuple[nn.Module, Any, Simulated], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each call encodes the maps of its images, and the head kernel copies them into the block."""
+    _, program, execution = compiled
+    fake = Fake(tmp_path_factory.mktemp("fake"))
+    one = on_fake(execution._artefacts, program._weights.tensors, fake)
+    code = one.program.artefacts.gpu
+    assert code is not None
+    interfaces = {variant.name[:63]: variant.entry.interface for variant in code.variants}
+    for sizes in ((2, 9, 11), (1, 5, 7), (3, 4, 6)):
+        with torch.no_grad():
+            head, *launches = one.launches(functools.partial(one.program, _images(*sizes)))
+        assert head.entry.startswith(b"head_")
+        found = []
+        for launch in launches:
+            address = int.from_bytes(launch.parameter(0, 8), "little")
+            for parameter in interfaces[launch.entry.decode()].parameters:
+                if isinstance(parameter, Im2colMap):
+                    data = ctypes.string_at(address + parameter.offset, 128)
+                    found.append(struct.unpack_from("<4Q", data, 16))
+        n, h, w = sizes
+        assert (16, w, h, n) in found  # what the strided layer reads, from the fastest dim on
+        assert (24, -(-w // 2), -(-h // 2), n) in found
+    del one
+    gc.collect()
+    fake.check()

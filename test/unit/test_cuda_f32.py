@@ -25,7 +25,7 @@ def program(kind: type[nn.Module]) -> tuple[Program, Simulated, nn.Module]:
     return *simulated(model, (torch.randn(7, 64),), tokens()), model
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Residual, 1), (Residual, 17), (Gated, 9), (Deep, 5)])
+@pytest.mark.parametrize(("kind", "count"), [(Residual, 17), (Gated, 1), (Deep, 5)])
 def test_feed_forward(kind: type[nn.Module], count: int) -> None:
     """By value and, with four launches, under constant graphs."""
     compiled, _, model = program(kind)
@@ -48,7 +48,7 @@ class Attend(nn.Module):
         )
 
 
-@pytest.mark.parametrize("way", ["causal", "bool", "float"])
+@pytest.mark.parametrize("way", ["causal", "bool"])
 def test_attention(way: str) -> None:
     """As products and a softmax; queries that see no key give zeros."""
     torch.manual_seed(0)
@@ -59,13 +59,11 @@ def test_attention(way: str) -> None:
         found = [torch.randn(b, 4, m, 16), torch.randn(b, 2, n, 16), torch.randn(b, 2, n, 16)]
         if way == "bool":
             found.append(torch.rand(b, 1, m, n) > 0.4)
-        elif way == "float":
-            found.append(torch.randn(b, 1, m, n))
         return found
 
     rows = queries if way != "causal" else keys
     shapes = [{0: batch, 2: rows}, {0: batch, 2: keys}, {0: batch, 2: keys}]
-    if way in ("bool", "float"):
+    if way == "bool":
         shapes.append({0: batch, 2: rows, 3: keys})
     program, _ = simulated(model, tuple(operands(2, 5, 5)), tuple(shapes))
     for b, m, n in [(1, 1, 1), (2, 9, 9)] if way == "causal" else [(1, 1, 3), (2, 9, 5)]:
@@ -93,9 +91,8 @@ class Block(nn.Module):
         return torch.relu(self.second(torch.relu(self.first(x))) + self.skip(x))
 
 
-@pytest.mark.parametrize("winograd", ["off", "force"])
-def test_convolutions(winograd: str) -> None:
-    """As products of gathered pixels, or by Winograd's algorithm where it can be."""
+def test_convolutions() -> None:
+    """By Winograd's algorithm, and as products of gathered pixels where that cannot be."""
     torch.manual_seed(0)
     model = Block().eval()
     batch, rows, columns = Dim("b", min=1, max=8), Dim("h", min=1, max=32), Dim("w", max=32)
@@ -103,7 +100,7 @@ def test_convolutions(winograd: str) -> None:
         model,
         (torch.randn(2, 4, 6, 5),),
         ({0: batch, 2: rows, 3: columns},),
-        winograd=winograd,
+        winograd="force",
     )
     for sizes in [(1, 1, 1), (2, 7, 6)]:
         check(compiled, model, torch.randn(sizes[0], 4, *sizes[1:]))

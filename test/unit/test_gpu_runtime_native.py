@@ -103,6 +103,8 @@ def test_records_are_those_that_the_head_kernel_reads(tmp_path: Path) -> None:
         "dims": f"{head._DIMS} == PatchRecord::kDims && {head._ADDRESS} == PatchRecord::kAddress",
         "strides": f"{head._STRIDES} == PatchRecord::kStrides",
         "kind": f"{head.TENSOR_MAP} == PatchRecord::kTensorMap && offsetof(PatchRecord, kind) == 4",
+        "encoded": f"{head.ENCODED_MAP} == PatchRecord::kEncodedMap",
+        "map": f"{head.MAP_WORDS} == PatchTable::kMapWords",
         "words": "PatchRecord::kWord4 == 0 && PatchRecord::kWord8 == 1",
         "rank": "offsetof(PatchRecord, rank) == 5 && offsetof(PatchRecord, elementShift) == 6",
         "bits": "offsetof(PatchRecord, strides) == 7 && offsetof(PatchRecord, known) == 8",

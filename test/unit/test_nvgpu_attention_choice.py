@@ -68,7 +68,8 @@ def test_variants_are_few_and_known(name: str) -> None:
     attention, bounds = PROBLEMS[name]
     axes, buckets = chosen(attention, bounds)
     known = {str(each) for tiers in choice.TIERS.values() for each in tiers}
-    known |= {str(each) for tiers in flash_choice.TIERS.values() for each in tiers}
+    for tables in (flash_choice.TIERS, flash_choice.MASKED_TIERS):
+        known |= {str(each) for tiers in tables.values() for each in tiers}
     known |= set(map(str, decode_choice.SCHEDULES.values()))
     known |= set(map(str, decode_choice.MANY_TILES.values()))
     assert {variant for _, _, variant, _ in buckets} <= known

@@ -271,7 +271,8 @@ _CODE = [
     (Attention(16, d=128, causal="s2 - s1", mask="i1"), "flash_64x64_s5_c2"),
     (Attention(16, d=64, layout="packed", mask="i1"), "flash_192x128_s8_c1"),
     (Attention(16, d=64, causal="0", element="f16"), "flash_128x128_s8_c1"),
-    (Attention(16, d=64, mask="f32", mask_shape="s0, 1, s1, s2"), "flash_64x128_s6_c2"),
+    (Attention(16, d=64, causal="0", mask="f32", mask_shape="s0, 1, s1, s2"), "flash_64x64_s10_c2"),
+    (Attention(16, d=128, mask="f32", mask_shape="s0, 1, s1, s2"), "flash_128x64_s10_c1"),
 ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shapejit import ir as sir
 from shapejit.passes.buckets.device import H200
 from shapejit.passes.nvgpu.attention.flash_choice import (
+    MASKED_TIERS,
     SHORT,
     TIERS,
     Bounds,
@@ -20,7 +21,9 @@ from shapejit.passes.nvgpu.attention.flash_choice import (
     predicted,
     serves,
 )
+from shapejit.passes.nvgpu.attention.lowering import stake
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem, attention_problem
+from shapejit.passes.nvgpu.families import STAKE
 from shapejit.symbolic import Expr
 from unit.cpu_kernels import examples
 from unit.simulated_attention import Attention
@@ -92,10 +95,11 @@ def test_what_tma_cannot_read_keeps_tiles(attention: Attention) -> None:
     assert not any(variant.startswith("flash") for _, _, variant, _ in buckets)
 
 
-def test_masks_of_elements_have_two_consumers_at_most() -> None:
+def test_masks_of_elements_have_schedules_of_their_own() -> None:
     masked = Attention(16, d=64, mask="f32", mask_shape="s0, 1, s1, s2")
     _, buckets = chosen(masked, LONG)
-    assert not any("192x" in variant for _, _, variant, _ in buckets)
+    flash = {variant for _, _, variant, _ in buckets if variant.startswith("flash")}
+    assert flash == set(map(str, MASKED_TIERS[64]))
     keys = Attention(16, d=64, mask="i1")
     assert variant_at(keys, LONG, 16, 8192, 8192).startswith("flash_192x")
 
@@ -150,3 +154,19 @@ def test_the_model_grows_with_the_work(d: int, causal: str | None) -> None:
     # TFLOP/s were measured.
     flops = 4 * rows[-1] * keys[-1] * max(d, 64) * (0.5 if causal else 1.0)
     assert (4e14 < flops / times[-1, -1].min() * 1e6 < 8e14).all()
+
+
+def test_long_sequences_are_worth_more_than_short_ones() -> None:
+    """What is at stake where regions are limited: more for more keys, and little for tiles."""
+    attention = Attention(16, d=128, layout="packed")
+    bounds: dict[int, Bounds] = {0: (1, 4), 1: (1, 4096)}
+    axes, buckets = chosen(attention, bounds)
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(attention.text)
+        kernel = sir.kernels(module)["k"]
+        found = {
+            variant.split("_")[0]: stake(kernel, bounds, H200, axes, (lower, upper, variant, ""))
+            for lower, upper, variant, _ in buckets
+        }
+    assert found["tiles"] == STAKE
+    assert found["flash"] > 5 * STAKE

@@ -110,6 +110,25 @@ def test_other_weights_are_those_of_the_program_at_hand() -> None:
     check(program, model)
 
 
+def test_buffers_that_calls_change_are_those_of_the_program_at_hand() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.sum(0))
+            return x + self.seen
+
+    models = [Counts(), Counts()]
+    programs = [shapejit.compile(exported(model)) for model in models]
+    assert [program.stats().origin for program in programs] == ["built", "memory"]
+    for factor, (model, program) in enumerate(zip(models, programs, strict=True), start=1):
+        x = torch.full((3, 8), float(factor))
+        torch.testing.assert_close(program(x), x + 3 * factor)
+        torch.testing.assert_close(model.seen, torch.full((8,), 3.0 * factor))
+
+
 def test_tied_weights_are_another_program() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -51,7 +51,6 @@ WRITES: dict[str, Write] = {
     "index_put from the end": lambda x, source, at: x.__setitem__(at - x.shape[0], source),
     "index_put of elements": lambda x, source, at: x.__setitem__((at, at % 6), source[:, 0]),
     "scatter": lambda x, source, at: x.scatter_(0, at[:, None].expand(-1, 6), source),
-    "scatter a value": lambda x, source, at: x.scatter_(0, at[:, None], 3.0),
     "rows from the start": lambda x, source, at: x.__setitem__(slice(0, source.shape[0]), source),
     "rows to the end": lambda x, source, at: x.__setitem__(
         slice(x.shape[0] - source.shape[0], None), source
@@ -64,7 +63,6 @@ WRITES: dict[str, Write] = {
     "a part of a view": _nested,
     "all": lambda x, source, at: x.copy_(source[:1].expand_as(x)),
     "zeros": lambda x, source, at: x.zero_(),
-    "a constant": lambda x, source, at: x.fill_(0.25),
     "arithmetic": lambda x, source, at: x.add_(1).mul_(source[0]),
     "where a mask is": lambda x, source, at: x.masked_fill_(x > 0, 2.0),
     "a mask's elements": lambda x, source, at: x.__setitem__(x > 0, 2.0),
@@ -150,6 +148,7 @@ class Functional(nn.Module):
             torch.index_put(zeros, (at,), source),
             torch.index_put(x, (at, at % 6), source[0, 0]),
             torch.slice_scatter(zeros, source, 0, 1, 1 + source.shape[0]),
+            torch.slice_scatter(x, x[:, :3] * 2, 1, 0, 6, 2),
             torch.where(x > 0, torch.index_copy(zeros, 0, at, source), x),
         ]
 

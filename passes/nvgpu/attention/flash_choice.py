@@ -65,6 +65,15 @@ TIERS: Final = {
     256: _all("flash_128x64_s3_c1"),
 }
 
+#: The same for masks that are read element by element, with 64 keys at once and two consumers at
+#: most: loads of a block's mask are in flight together, each in a register.
+MASKED_TIERS: Final = {
+    32: _all("flash_64x64_s12_c2", "flash_128x64_s12_c1"),
+    64: _all("flash_64x64_s10_c2", "flash_128x64_s12_c1"),
+    128: _all("flash_64x64_s5_c2", "flash_128x64_s10_c1"),
+    256: _all("flash_128x64_s3_c1"),
+}
+
 # Measured for heads of 64 and 128, without and with a causal limit. Heads of 32 are taken to cost
 # what those of 64 do: their softmax is the same.
 _COSTS: Final = {
@@ -98,15 +107,15 @@ def serves(problem: AttentionProblem) -> bool:
 def candidates(problem: AttentionProblem) -> tuple[FlashSchedule, ...]:
     """The schedules to choose from.
 
-    Masks that are read element by element need registers that three consumers do not have. Under a
-    causal limit tiles of 192 queries of 128 level the work of multiprocessors out less well, and
-    gain nothing.
+    Under a causal limit tiles of 192 queries of 128 level the work of multiprocessors out less
+    well, and gain nothing.
     """
-    tiers = TIERS[padded(problem.head)]
-    by_element = problem.mask is not None and not problem.masks_keys
-    if by_element or (problem.causal is not None and padded(problem.head) == 128):
-        return tuple(each for each in tiers if each.consumers < 3)
-    return tiers
+    size = padded(problem.head)
+    if problem.mask is not None and not problem.masks_keys:
+        return MASKED_TIERS[size]
+    if problem.causal is not None and size == 128:
+        return tuple(each for each in TIERS[size] if each.consumers < 3)
+    return TIERS[size]
 
 
 def predicted(problem: AttentionProblem, rows: Array, keys: Array, device: Device) -> Array:
@@ -122,9 +131,12 @@ def predicted(problem: AttentionProblem, rows: Array, keys: Array, device: Devic
         Of the shape of both, with the candidates as the last axis.
     """
     is_causal = problem.causal is not None
-    costs = _COSTS[max(min(padded(problem.head), 128), 64), is_causal]
+    size = padded(problem.head)
+    costs = zip(TIERS[size], _COSTS[max(min(size, 128), 64), is_causal], strict=False)
     times = []
-    for schedule, cost in zip(candidates(problem), costs, strict=False):
+    for schedule, (measured, cost) in zip(candidates(problem), costs, strict=False):
+        # Of a schedule that differs from the measured one in its keys, in proportion.
+        block = cost.block * schedule.keys / measured.keys
         tiles = np.maximum(np.ceil(rows / schedule.rows), 1.0)
         last = np.maximum(np.ceil(keys / schedule.keys), 1.0)
         each = tiles / device.multiprocessors
@@ -132,12 +144,12 @@ def predicted(problem: AttentionProblem, rows: Array, keys: Array, device: Devic
             # Tiles see half of the keys, and half of their own length beyond the limit. Longest
             # first: who has the longest tile, or its share of the work, is the last.
             mean = np.minimum((keys + schedule.rows) / (2 * schedule.keys) + 0.5, last)
-            work = np.maximum(each * mean, last) * cost.block
+            work = np.maximum(each * mean, last) * block
             times.append(cost.launch + np.maximum(each, 1.0) * cost.tile + work)
         else:
             # Of many waves, how full the last one is depends on more than a cell of a grid.
             waves = np.where(each <= _MOST_WAVES, np.ceil(each), each + 0.5)
-            times.append(cost.launch + waves * (cost.tile + last * cost.block))
+            times.append(cost.launch + waves * (cost.tile + last * block))
     return np.stack(times, axis=-1)
 
 

@@ -185,6 +185,10 @@ class PixelMatrix(_ConvMatrix):
         sizes = tuple(product.space[dim] for dim in dims)
         return PixelMatrix(conv.input, dims, sizes, (ONE, *used), product=product)
 
+    @property
+    def has_parts(self) -> bool:
+        return False  # each map of an image is encoded for every call
+
     def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> Im2colMap:
         conv, window, number = self.product.conv, self.product.conv.window, function.value_number
         channels = conv.groups * conv.channels + self.access.start

@@ -45,6 +45,9 @@ _VIEWS: Final = frozenset(
     {"aten.slice.Tensor", "aten.select.int", "aten.view", "aten.unsqueeze", "aten.squeeze.dim"}
 )
 
+_STEP: Final = 5
+"""Place of the step among the arguments of a ``slice_scatter``."""
+
 _UPDATE_KINDS: Final = frozenset({OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION})
 
 
@@ -67,7 +70,8 @@ def updated_outputs(program: ExportedProgram) -> Iterator[tuple[int, int]]:
 
 
 def mark_updates(program: ExportedProgram, graph: Graph) -> None:
-    """Makes updates of the operators that lead to new values of buffers and inputs.
+    """Makes updates of the operators that lead to new values of buffers and inputs, and of those
+    that leave gaps, for which a choice by ranges of indices does not do.
 
     Args:
         program: whose signature says what these are.
@@ -78,6 +82,10 @@ def mark_updates(program: ExportedProgram, graph: Graph) -> None:
     for number, argument in updated_outputs(program):
         chain = _chain(output.args[0][number], placeholders[argument])
         for node in chain or ():
+            _mark(node)
+    for node in graph.nodes:
+        is_slice = node.op == "call_function" and target_name(node.target) == "aten.slice_scatter"
+        if is_slice and len(node.args) > _STEP and node.args[_STEP] != 1:
             _mark(node)
 
 

@@ -16,7 +16,6 @@ from shapejit.ops.attention_kernels import KindKernels
 from shapejit.ops.attention_operands import (
     RULES,
     Operands,
-    Sizes,
     check,
     check_out,
     layout,
@@ -104,7 +103,7 @@ def attention(
     )
     check(operands)
     sizes = sizes_of(operands)
-    result = _result(operands, sizes, out)
+    result = _result(operands, out)
     if not result.numel():
         return result
     if not operands.k.numel():  # no key at all, of which there would be no tensor map
@@ -155,7 +154,7 @@ def compile_attention(
     )
     check(operands)
     sizes = sizes_of(operands)
-    kind, _ = layout(operands, sizes, _result(operands, sizes, None))
+    kind, _ = layout(operands, sizes, _result(operands, None))
     return _kind_kernels(kind, operands.q.device.index or 0).build_all()
 
 
@@ -177,9 +176,9 @@ def _optional(
     )
 
 
-def _result(operands: Operands, sizes: Sizes, out: Tensor | None) -> Tensor:
+def _result(operands: Operands, out: Tensor | None) -> Tensor:
     """What receives the result."""
-    shape = result_shape(operands, sizes)
+    shape = result_shape(operands)
     if out is None:
         strides = torch.empty(shape, device="meta").stride()
         return _allocate(operands.q.device)(shape, strides, operands.q.dtype)

@@ -205,9 +205,8 @@ def _check_mask(operands: Operands, mask: Tensor, sizes: Sizes) -> None:
 # Results ------------------------------------------------------------------------------------------
 
 
-def result_shape(operands: Operands, sizes: Sizes) -> tuple[int, ...]:
+def result_shape(operands: Operands) -> tuple[int, ...]:
     """The shape of the result: that of q, with the size of a value."""
-    del sizes
     return (*operands.q.shape[:-1], operands.v.shape[-1])
 
 

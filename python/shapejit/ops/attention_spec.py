@@ -27,7 +27,7 @@ BATCH, KV_HEADS, QUERIES, KEYS, SPAN, OFFSET = range(6)
 """Symbols that every kernel has: sizes, elements that operands span, the causal offset."""
 
 _FIRST_STRIDE = OFFSET + 1
-_SYMBOLS_OF_MAPS = 4  # dims of the maps of q, k, v, result and mask
+_MAP_RANK = 4  # dims of the maps of q, k, v, result and mask
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class KernelText:
 
     def map(self, name: str) -> str:
         """The index map of an operand or of ``y``, the result."""
-        rank = {"lengths": 2, "query_starts": 1, "key_starts": 1}.get(name, _SYMBOLS_OF_MAPS)
+        rank = {"lengths": 2, "query_starts": 1, "key_starts": 1}.get(name, _MAP_RANK)
         dims = ", ".join(f"d{i}" for i in range(rank))
         symbols = ", ".join(f"s{i}" for i in range(self._symbols))
         return f"affine_map<({dims})[{symbols}] -> ({self._indices[name]})>"
