@@ -166,7 +166,7 @@ class _Nests:
         def row(dims: dict[int, Expr]) -> None:
             """One loop for each stretch in which a compiler finds the body to do one thing."""
             ends = [*loop.splits[inner], loop.space[inner]]
-            for start, end in zip([0, *ends], ends, strict=False):
+            for start, end in zip([Expr.const(0), *ends], ends, strict=False):
 
                 def at(index: Expr, _: list[Value]) -> Sequence[Value]:
                     element({**dims, inner: index})

@@ -12,7 +12,7 @@ from mlir import ir
 from shapejit.gpu.interface import Grid, KernelInterface
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.gpu_loops.bodies import check_body, compute_type
-from shapejit.passes.gpu_loops.choice import Bucket, SizeRanges, choose_schedules
+from shapejit.passes.gpu_loops.choice import SizeRanges, choose_schedules
 from shapejit.passes.gpu_loops.columns import columns_units, emit_columns
 from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.phases import Columns, Phase, Points, Rows, phases
@@ -31,6 +31,7 @@ from shapejit.passes.gpu_loops.rows import emit_rows, rows_units
 from shapejit.passes.gpu_loops.scans import emit_scan, scan_units
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.gpu_loops.sorts import check_sort, emit_sort, sort_units
+from shapejit.passes.gpu_loops.tiers import Bucket
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.lowering import INTERFACE

@@ -13,12 +13,12 @@ Two sizes decide: the length of rows and their number. The rules:
 from __future__ import annotations
 
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.gpu_loops.choice import CLUSTERS, Choice, Chooser, SizeRanges
+from shapejit.passes.gpu_loops.choice import CLUSTERS, Chooser, SizeRanges
 from shapejit.passes.gpu_loops.problem import LoopProblem
 from shapejit.passes.gpu_loops.row_ops import RowOp, Scan
 from shapejit.passes.gpu_loops.scans import scan_alignment
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
-from shapejit.passes.gpu_loops.tiers import Tier, boxes
+from shapejit.passes.gpu_loops.tiers import Choice, Tier, boxes
 from shapejit.passes.rowwise.keys import Keys
 from shapejit.symbolic import Ranges, product
 
