@@ -8,6 +8,7 @@
 #include "mlir/IR/AffineMap.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/PatternMatch.h"
+#include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace shapejit;
@@ -34,6 +35,26 @@ OpFoldResult ViewOp::fold(FoldAdaptor) {
   return {};
 }
 
+/// `(e floordiv a) floordiv b` is `e floordiv (a * b)` for positive constants. Upstream keeps both
+/// divisions, so that terms which cancel stay, and the bounds of indices grow apart.
+static AffineExpr mergeDivisions(AffineExpr expr) {
+  auto binary = dyn_cast<AffineBinaryOpExpr>(expr);
+  if (!binary)
+    return expr;
+  AffineExpr lhs = mergeDivisions(binary.getLHS()), rhs = mergeDivisions(binary.getRHS());
+  auto divisor = dyn_cast<AffineConstantExpr>(rhs);
+  auto inner = dyn_cast<AffineBinaryOpExpr>(lhs);
+  if (expr.getKind() == AffineExprKind::FloorDiv && divisor && inner &&
+      inner.getKind() == AffineExprKind::FloorDiv) {
+    auto first = dyn_cast<AffineConstantExpr>(inner.getRHS());
+    int64_t both;
+    if (first && first.getValue() > 0 && divisor.getValue() > 0 &&
+        !llvm::MulOverflow(first.getValue(), divisor.getValue(), both))
+      return inner.getLHS().floorDiv(both);
+  }
+  return getAffineBinaryOpExpr(expr.getKind(), lhs, rhs);
+}
+
 /// A view of a view reads through the composed map. Symbols mean the same in both
 /// maps, so (unlike AffineMap::compose) they are not concatenated.
 LogicalResult ViewOp::canonicalize(ViewOp op, PatternRewriter &rewriter) {
@@ -43,9 +64,12 @@ LogicalResult ViewOp::canonicalize(ViewOp op, PatternRewriter &rewriter) {
   AffineMap outer = producer.getMap(), inner = op.getMap();
   unsigned symbols = std::max(outer.getNumSymbols(), inner.getNumSymbols());
   SmallVector<AffineExpr> results;
-  for (AffineExpr expr : outer.getResults())
-    results.push_back(
-        simplifyAffineExpr(expr.replaceDims(inner.getResults()), inner.getNumDims(), symbols));
+  for (AffineExpr expr : outer.getResults()) {
+    // Simplified before, as remainders become quotients of quotients then, and after.
+    AffineExpr composed =
+        simplifyAffineExpr(expr.replaceDims(inner.getResults()), inner.getNumDims(), symbols);
+    results.push_back(simplifyAffineExpr(mergeDivisions(composed), inner.getNumDims(), symbols));
+  }
   auto map = AffineMap::get(inner.getNumDims(), symbols, results, op.getContext());
   rewriter.replaceOpWithNewOp<ViewOp>(op, op.getType(), producer.getSource(),
                                       AffineMapAttr::get(map));

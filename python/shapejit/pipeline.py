@@ -138,9 +138,7 @@ def gpu_stages(
 _CHOOSE_BUCKETS = "choose-buckets"
 
 
-def choose_buckets(
-    max_regions: int, schedules: Sequence[str] = (), *, tf32: bool = False
-) -> Stage:
+def choose_buckets(max_regions: int, schedules: Sequence[str] = (), *, tf32: bool = False) -> Stage:
     """The stage that decides on variants.
 
     Args:

@@ -20,6 +20,21 @@ func.func @view_of_view(%x: !rows) -> !part {
 
 // -----
 
+// Quotients of quotients are merged, so that what there and back cancels does.
+
+!flat = tensor<96000x8xf32, #shapejit.shape<[96000, 8]>>
+!deep = tensor<3x160x200x8xf32, #shapejit.shape<[3, 160, 200, 8]>>
+// CHECK-LABEL: func.func @there_and_back
+// CHECK-SAME: (%[[X:.*]]: tensor<96000x8xf32
+// CHECK-NEXT: return %[[X]]
+func.func @there_and_back(%x: !flat) -> !flat {
+  %0 = shapejit.view %x at affine_map<(d0, d1, d2, d3) -> (d0 * 32000 + d1 * 200 + d2, d3)> : !flat -> !deep
+  %1 = shapejit.view %0 at affine_map<(d0, d1) -> (d0 floordiv 32000, (d0 floordiv 200) mod 160, d0 mod 200, d1)> : !deep -> !flat
+  return %1 : !flat
+}
+
+// -----
+
 // Views that undo each other leave nothing; an identity between different types stays.
 
 !x = tensor<?x8xf32, #shapejit.shape<[s0, 8]>>

@@ -12,7 +12,7 @@ from typing import Any
 import mlir.ir as ir
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapejit.pass_host import PipelineError, run_pipeline
@@ -54,6 +54,7 @@ def tables(draw: st.DrawFn) -> StatedTable:
 
 
 @given(tables(), st.data())
+@settings(deadline=None)
 def test_losses_of_blocks(table: StatedTable, data: st.DataObject) -> None:
     """A cell costs what is at stake wherever another variant serves it, by its weight."""
     cuts = [
@@ -80,6 +81,7 @@ def test_losses_of_blocks(table: StatedTable, data: st.DataObject) -> None:
 
 
 @given(tables())
+@settings(deadline=None)
 def test_one_region_is_served_by_the_variant_with_most_at_stake(table: StatedTable) -> None:
     [[box]] = align_regions([table], IndependentSizes([1] * len(table.axes)), 1)
     share = {
@@ -100,6 +102,7 @@ def test_one_region_is_served_by_the_variant_with_most_at_stake(table: StatedTab
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_only_regions_that_sizes_reach_count(data: st.DataObject) -> None:
     """Two axes: a batch, and what it is times a length."""
     batches = np.arange(1, 9)

@@ -188,7 +188,9 @@ def test_all_operators_without_kernels_are_named() -> None:
     assert "test_cuda_build.py:" in text
     assert "its convolution multiplies f64, f64" in text
     assert "softmax" not in text
-    assert "It compiles products, convolutions and attention of float16, bfloat16 or float32" in text
+    assert (
+        "It compiles products, convolutions and attention of float16, bfloat16 or float32" in text
+    )
 
 
 def test_products_of_other_types_are_refused() -> None:

@@ -1,6 +1,6 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operators on images on a simulated GPU: pooling, resizing, padding, joins."""
+"""Operators on images on a simulated GPU: pooling, resizing, padding, joins, group norms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "bilinear": lambda x: F.interpolate(x, size=(x.shape[2] + 3, 9), mode="bilinear"),
     "reflect": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
     "constant": lambda x: F.pad(x, (1, 2, 2, 1), value=0.5),
+    "circular": lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"),
     "joined": lambda x: torch.cat([x, x[:, :8] * 2], 1),
+    "group_norm": lambda x: F.silu(F.group_norm(x, 4)),
 }
 VECTORS = ("max_pool", "avg_pool", "bilinear", "reflect", "constant")
 """Those that must move whole vectors of channels, in one kernel."""
