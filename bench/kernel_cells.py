@@ -263,6 +263,12 @@ def fault(result: Tensor, expected: Sequence[Expected], *, exact: bool) -> str:
     return ""
 
 
+def poisoned(result: Tensor) -> Tensor:
+    """The result, filled with what no kernel writes: NaN, or the least integer."""
+    dtype = result.dtype
+    return result.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min)
+
+
 def right_peers(
     cell: Cell, rotated: Rotated, expected: Sequence[Expected]
 ) -> dict[str, list[Call]]:
@@ -293,7 +299,7 @@ def right_kernels(
             print(f"{cell.kind} {cell.sizes}: {variant}: {str(problem)[:200]}", flush=True)
             continue
         calls = kernel_calls(cell, variant, form, rotated.sets)
-        result = rotated.sets[0][-1].fill_(float("nan"))
+        result = poisoned(rotated.sets[0][-1])
         calls[0]()
         if wrong := fault(result, expected, exact=True):
             print(f"{cell.kind} {cell.sizes}: {name}, {variant}: WRONG, {wrong}", flush=True)

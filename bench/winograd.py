@@ -78,7 +78,8 @@ class Layer:
         torch.manual_seed(channels + filters)
         conv = nn.Conv2d(channels, filters, 3, padding=1, bias=True)
         self.conv = conv.cuda().eval().to(memory_format=torch.channels_last)
-        dims = {0: Dim("n", min=1, max=64), 2: Dim("h", min=1, max=512), 3: Dim("w", max=512)}
+        most = {0: ("n", 64), 2: ("h", 512), 3: ("w", 512)}
+        dims = {dim: Dim(name, min=1, max=high) for dim, (name, high) in most.items()}
         example = self.image(2)
         self.programs, self.seconds = {}, {}
         for name, options in ALGORITHMS.items():

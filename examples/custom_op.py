@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """An operator of one's own, made with `torch.library`, and the rules that compile it.
 
-Two operators: `snake`, pointwise, and `power_norm`, a reduction over the last dimension. Without rules
-the model would be refused; with them both fuse into what is around.
+Two operators: `snake`, pointwise, and `power_norm`, a reduction over the last dimension. Without
+rules the model would be refused; with them both fuse into what is around.
 
 python examples/custom_op.py
 """

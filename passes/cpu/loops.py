@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from shapejit.passes.cpu.errors import LoweringError
 from shapejit.passes.cpu.evaluate import Evaluator, Key, Loop, LoopKernel, Place, Write
-from shapejit.passes.cpu.indexing import Indexer, Value
+from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Buffer
 from shapejit.passes.cpu.parallel import ELEMENT_COST, share_nest
@@ -165,8 +165,8 @@ class _Nests:
 
         def row(dims: dict[int, Expr]) -> None:
             """One loop for each stretch in which a compiler finds the body to do one thing."""
-            ends = [*loop.splits[inner], loop.space[inner]]
-            for start, end in zip([Expr.const(0), *ends], ends, strict=False):
+            ends: list[Size] = [*loop.splits[inner], loop.space[inner]]
+            for start, end in zip([0, *ends], ends, strict=False):
 
                 def at(index: Expr, _: list[Value]) -> Sequence[Value]:
                     element({**dims, inner: index})

@@ -248,14 +248,17 @@ class _Lines:
 
 
 def load_elements(condition: Value, address: Value, elements: int) -> list[Value]:
-    """Elements of global memory, which is only read, or zeros: one i16, or pairs as i32."""
+    """Elements of global memory, or zeros: one i16, or pairs as i32.
+
+    Not by ``ld.global.nc``: a kernel that starts early runs while what it will read is written.
+    """
     if elements == 1:
-        text = "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];"
+        text = "mov.b16 $0, 0; @$2 ld.global.b16 $0, [$1];"
         return [ptx.assembly(integer(16), text, "=&h,l,b", [address, condition], pure=False)]
     if elements == 2:
-        text = "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];"
+        text = "mov.b32 $0, 0; @$2 ld.global.b32 $0, [$1];"
         return [ptx.assembly(i32(), text, "=&r,l,b", [address, condition], pure=False)]
-    text = "mov.b32 $0, 0; mov.b32 $1, 0; @$3 ld.global.nc.v2.b32 {$0, $1}, [$2];"
+    text = "mov.b32 $0, 0; mov.b32 $1, 0; @$3 ld.global.v2.b32 {$0, $1}, [$2];"
     words = ptx.assembly(struct_of(i32(), 2), text, "=&r,=&r,l,b", [address, condition], pure=False)
     return [llvm.extractvalue(i32(), words, [number]) for number in range(2)]
 

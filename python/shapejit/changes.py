@@ -44,7 +44,7 @@ class Changes:
             (*artefacts.updates, *(len(artefacts.inputs) + i for i in range(len(self.states))))
         )
         self.lock = threading.RLock()
-        self._specs = artefacts.states
+        self._specs, self._inputs = artefacts.states, len(artefacts.inputs)
         self._names = [spec.path for spec in artefacts.inputs]
         self._names += [spec.name for spec in artefacts.states]
         self._tensors = [i for i, spec in enumerate(artefacts.inputs) if _is_tensor(spec)]
@@ -90,7 +90,9 @@ class Changes:
     def _refuse(self, first: int, second: int) -> None:
         name, other = (self._names[self._tensors[number]] for number in (first, second))
         shared = "with itself: it is expanded" if first == second else f'with "{other}"'
-        raise ErrorId.SJ_ARG_010.error(argument=name, shared=shared)
+        # A state is not passed: the other tensor is.
+        own = other if self._tensors[first] >= self._inputs else name
+        raise ErrorId.SJ_ARG_010.error(argument=name, shared=shared, own=own)
 
     def mark(self, leaves: Sequence[Tensor]) -> None:
         """Tells autograd that the leaves that change have changed."""

@@ -348,7 +348,7 @@ class ErrorId(Enum):
     SJ_ARG_010 = Entry(
         "an argument that changes shares memory",
         "{argument!q}, which the program changes in place, shares memory {shared}",
-        "Pass a tensor with memory of its own: {argument}.clone()",
+        "Pass a tensor with memory of its own: {own}.clone()",
     )
     SJ_ARG_011 = Entry(
         "a tensor that cannot receive a result",

@@ -26,7 +26,6 @@ from shapejit.artefacts import (
     ENTRY_WORDS,
     Artefacts,
     CopySpec,
-    JoinSpec,
     PackSpec,
     TensorInput,
     TensorOutput,

@@ -104,6 +104,7 @@ PADS: Functions = {
     "reflect_line": lambda x: F.pad(_line(x), (2, 2), mode="reflect"),
     "replicate": lambda x: F.pad(x, (5, 1, 0, 9), mode="replicate"),
     "circular": lambda x: F.pad(x, (1, 2, 3, 0), mode="circular"),
+    "circular_cut": lambda x: F.pad(x, (-1, 2, 2, -2), mode="circular"),
     "reflect_layer": nn.ReflectionPad2d(2),
     "replicate_layer": nn.ReplicationPad2d((1, 0, 2, 3)),
     "zero_layer": nn.ZeroPad2d(1),
@@ -156,6 +157,29 @@ def test_pools_pass_nan_on(pools: Imported) -> None:
     names = [name for name in POOLS if "ints" not in name and "indices" not in name]
     pools_of_floats = table({n: POOLS[n] for n in names if n != "adaptive_max"}, 6)
     pools_of_floats.check(x)
+
+
+def test_the_place_of_a_nan_is_the_last_one() -> None:
+    """As in torch, where every NaN takes the place of what was found before it."""
+    names = ("max_indices", "adaptive_max")
+    found = table({name: POOLS[name] for name in names}, 6)
+    x = torch.randn(2, 4, 8, 9)
+    found.check(torch.where(x > 0.5, torch.nan, x))
+
+
+AVERAGES: Functions = {
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "upsample_bilinear2d": lambda x: F.interpolate(x, size=(5, 4), mode="bilinear"),
+    "upsample_bicubic2d": lambda x: F.interpolate(x, size=(5, 4), mode="bicubic"),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_of_integers_are_refused(name: str) -> None:
+    """Their weights would be whole numbers, which are all zero."""
+    dtype = torch.int64 if "pool" in name else torch.uint8
+    with pytest.raises(ShapeJitError, match=rf"{name}.* of integers: cast them to float32"):
+        import_model(Table({name: AVERAGES[name]}), (torch.ones(1, 1, 4, 6, dtype=dtype),))
 
 
 @pytest.mark.parametrize("name", CEIL_POOLS)

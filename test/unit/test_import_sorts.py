@@ -100,3 +100,10 @@ def test_long_heads_are_slices_of_whole_sorts() -> None:
     assert _head(short) == "2048"
     assert _head(long) == "s0"
     long.check(torch.randn(3, 4000))
+
+
+def test_the_median_of_nothing_is_nan() -> None:
+    functions = {"median": lambda x: x.median()}
+    found = Imported.table(functions, [torch.randn(4, 5)], [{0: "a", 1: "b"}], low=0, high=9)
+    for shape in ((0, 5), (3, 0), (1, 1), (4, 7)):
+        found.check(torch.randn(shape))

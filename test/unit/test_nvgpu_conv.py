@@ -282,3 +282,7 @@ def test_machine_code_of_depthwise_layers() -> None:
     [function] = sass.disassemble(made.data).values()
     assert not function.local_memory
     assert not function.read_never_written
+    # A kernel that starts early reads what is written while it runs: that is not constant.
+    loads = function.select("LDG")
+    assert loads
+    assert not any("CONSTANT" in each.opcode for each in loads)

@@ -66,6 +66,9 @@ WRITES: dict[str, Write] = {
     "arithmetic": lambda x, source, at: x.add_(1).mul_(source[0]),
     "where a mask is": lambda x, source, at: x.masked_fill_(x > 0, 2.0),
     "a mask's elements": lambda x, source, at: x.__setitem__(x > 0, 2.0),
+    "where a mask of the last dim is": lambda x, source, at: x.__setitem__(
+        (slice(None), x[0] > 0), 2.0
+    ),
     "its own rows": _rows_of_themselves,
     "a shift": _shift,
     "twice, with reads between": _twice,
@@ -340,7 +343,10 @@ def test_states_that_share_memory_are_refused() -> None:
             self.second.mul_(x)
             return x + 1
 
-    program = shapejit.compile(Pair().eval(), (torch.ones(3, 3),))
+    model = Pair().eval()
+    program = shapejit.compile(model, (torch.ones(3, 3),))
+    with pytest.raises(errors.ArgumentError, match=r'SJ-ARG-010 "first".*with "x".* x.clone\(\)'):
+        program(model.first)
     shared = torch.zeros(4, 3)
     with pytest.raises(errors.ExportError, match=r"SJ-EXPORT-014.*first.*second"):
         Program(program.artefacts, [shared[:3], shared[1:]])

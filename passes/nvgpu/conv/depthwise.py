@@ -372,9 +372,12 @@ class _Kernel:
 
 
 def load_words(condition: Value, address: Value, elements: int) -> list[Value]:
-    """1, 2, 4 or 8 elements of 16 bits of global memory, which is only read, as i32; or zeros."""
+    """1, 2, 4 or 8 elements of 16 bits of global memory, as i32; or zeros.
+
+    Not by ``ld.global.nc``: a kernel that starts early runs while what it will read is written.
+    """
     if elements == 1:
-        text = "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];"
+        text = "mov.b16 $0, 0; @$2 ld.global.b16 $0, [$1];"
         word = ptx.assembly(integer(16), text, "=&h,l,b", [address, condition], pure=False)
         return [arith.extui(i32(), word)]
     count = elements // 2
@@ -382,7 +385,7 @@ def load_words(condition: Value, address: Value, elements: int) -> list[Value]:
     zeros = " ".join(f"mov.b32 {out}, 0;" for out in outs)
     target = outs[0] if count == 1 else f"{{{', '.join(outs)}}}"
     vector = f".v{count}" if count > 1 else ""
-    text = f"{zeros} @${count + 1} ld.global.nc{vector}.b32 {target}, [${count}];"
+    text = f"{zeros} @${count + 1} ld.global{vector}.b32 {target}, [${count}];"
     constraints = ",".join([*["=&r"] * count, "l", "b"])
     if count == 1:
         return [ptx.assembly(i32(), text, constraints, [address, condition], pure=False)]

@@ -280,8 +280,9 @@ class _Lines:
             source.start(k), add(mul(wide(element), along), mul(wide(line), across))
         )
         left = source.left(k)
-        inside = mul(sub(left[k_major], element), ELEMENT_BYTES)
-        self._bytes = smin(smax(inside, 0), self._width)
+        # Bounded before it is counted in bytes, of which there may be more than 2^31.
+        inside = smin(smax(sub(left[k_major], element), 0), width)
+        self._bytes = mul(inside, ELEMENT_BYTES)
         self._left = sub(left[not k_major], line)
 
     def copy(self, together: int) -> None:

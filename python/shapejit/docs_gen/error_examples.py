@@ -177,7 +177,7 @@ EXAMPLES: dict[ErrorId, Example] = {
             "remedy": "Pass args=(...) and, if the model takes keywords, kwargs={...}",
         }
     ),
-    ErrorId.SJ_ARG_010: Example({"argument": "keys", "shared": 'with "values"'}),
+    ErrorId.SJ_ARG_010: Example({"argument": "keys", "shared": 'with "values"', "own": "keys"}),
     ErrorId.SJ_ARG_011: Example(
         {
             "argument": "out",

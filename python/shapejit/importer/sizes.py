@@ -260,9 +260,11 @@ class SympySizes:
         """A size times a float, rounded down: what ``int(size * 1.5)`` is."""
         factors = [arg for arg in expr.args if arg.is_Float or arg.is_Rational]
         rest = [arg for arg in expr.args if arg not in factors]
-        if len(rest) != 1 or type(rest[0]).__name__ != "ToFloat":
+        if not expr.is_Mul or len(rest) != 1 or type(rest[0]).__name__ != "ToFloat":
             raise UnknownSizeError(str(expr))
         size = self.expr(rest[0].args[0])
+        if not self.table.ranges.is_nonnegative(size):  # `int` rounds to zero, `floor` down
+            raise UnknownSizeError(str(expr))
         return scaled_size(self.table, size, math.prod(map(float, factors)))
 
 

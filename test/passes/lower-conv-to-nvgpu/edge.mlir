@@ -19,7 +19,7 @@ shapejit.kernel @left symbols 2 (%x: tensor<?x?x8xbf16, #shapejit.shape<[s0, s1,
 // CHECK-NOT: im2col_map
 // CHECK: llvm.func @few__unaligned_64x8x64_s3_w1
 // CHECK-NOT: cp.async.bulk.tensor
-// CHECK: ld.global.nc.b16
+// CHECK: ld.global.b16
 // CHECK: nvvm.wgmma.mma_async
 // CHECK-NOT: gpu.module
 // CHECK: shapejit.dispatch @few
@@ -40,7 +40,7 @@ shapejit.dispatch @few by affine_map<()[s0, s1] -> (s0 * s1)> [#shapejit.bucket<
 // CHECK: gpu.module @depthwise__depthwise_v8_r4
 // CHECK: llvm.func @depthwise__depthwise_v8_r4
 // CHECK-NOT: nvvm.wgmma
-// CHECK: ld.global.nc.v4.b32
+// CHECK: ld.global.v4.b32
 // CHECK: math.fma
 // CHECK: llvm.store {{.*}} {alignment = 16 : i64} : vector<4xi32>
 shapejit.kernel @depthwise symbols 2 (%x: tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>, %w: tensor<3x16xbf16, #shapejit.shape<[3, 16]>>) {

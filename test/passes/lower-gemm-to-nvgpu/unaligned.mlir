@@ -12,26 +12,26 @@
 // CHECK-NOT: nvgpu.
 // CHECK: scf.for
 // CHECK: scf.if
-// CHECK: ld.global.nc.v2.b32
+// CHECK: ld.global.v2.b32
 // CHECK: } else {
 // CHECK: scf.if
-// CHECK: ld.global.nc.b32
+// CHECK: ld.global.b32
 // CHECK: } else {
-// CHECK: ld.global.nc.b16
+// CHECK: ld.global.b16
 // CHECK: mov.b32 $0, {$1, $2};
 // Registers to the first stage, a fence for the tensor cores, a barrier; the next tile is on its way
 // when the product starts.
 // CHECK: llvm.store %{{.*}} : vector<2xi32>, !llvm.ptr<3>
 // CHECK: nvvm.fence.proxy {kind = #nvvm.proxy_kind<async.shared>
 // CHECK-NEXT: gpu.barrier
-// CHECK: ld.global.nc.v2.b32
+// CHECK: ld.global.v2.b32
 // CHECK-COUNT-4: nvvm.wgmma.mma_async
 // CHECK: scf.for
 // CHECK: nvvm.wgmma.wait.group.sync.aligned 1
 // CHECK: llvm.store %{{.*}} : vector<2xi32>, !llvm.ptr<3>
 // CHECK: nvvm.fence.proxy
 // CHECK-NEXT: gpu.barrier
-// CHECK: ld.global.nc.v2.b32
+// CHECK: ld.global.v2.b32
 // CHECK-COUNT-4: nvvm.wgmma.mma_async
 // CHECK: nvvm.wgmma.wait.group.sync.aligned 0
 // CHECK-NEXT: gpu.barrier

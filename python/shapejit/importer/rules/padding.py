@@ -70,14 +70,23 @@ def _only_cuts(amounts: _Pads) -> bool:
 
 
 def _wrapped(ctx: Context, x: Tensor, shape: Sequence[Expr], amounts: _Pads) -> Tensor:
-    """The tensor repeated: an index map."""
+    """The tensor, with what negative amounts cut off taken away, repeated: an index map."""
     indices = identity(x.rank)
     ranges = ctx.builder.ranges(tuple(shape))
-    for dim, (before, _) in amounts.items():
+    for dim, (before, after) in amounts.items():
         index, size = indices[dim] - before, x.shape[dim]
-        inside = ranges.is_nonnegative(index) and ranges.is_nonnegative(size - 1 - index)
-        indices[dim] = index if inside else index % size
+        if ranges.is_nonnegative(index) and ranges.is_nonnegative(size - 1 - index):
+            indices[dim] = index
+        else:
+            first = _cut(before)
+            indices[dim] = (index - first) % (size - first - _cut(after)) + first
     return ctx.builder.view(x, shape, indices)
+
+
+def _cut(amount: Expr) -> Expr:
+    """How much is cut off; amounts that vary are taken to add."""
+    known = amount.constant
+    return Expr.const(0 if known is None else max(-known, 0))
 
 
 def _filled(ctx: Context, x: Tensor, shape: Sequence[Expr], amounts: _Pads, value: Any) -> Tensor:

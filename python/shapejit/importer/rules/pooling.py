@@ -233,7 +233,11 @@ def _untouched(size: Expr) -> Strided:
 
 
 def _positions(ctx: Context, x: Tensor, best: Tensor, windows: Sequence[Windows]) -> Tensor:
-    """Where in its plane the first maximum of each window lies, int64 [n, c, o..]."""
+    """Where in its plane the first maximum of each window lies, int64 [n, c, o..].
+
+    It is the last NaN, if there is one. Of a NaN the loop takes -1 less its place, so that the last
+    one is the least.
+    """
     count, ops = len(windows), ctx.ops
     space = (x.shape[0], *(w.out for w in windows), *(w.taps for w in windows), x.shape[1])
     pixels, ranges = Pixels(ctx, x, len(space)), ctx.builder.ranges(space)
@@ -249,19 +253,28 @@ def _positions(ctx: Context, x: Tensor, best: Tensor, windows: Sequence[Windows]
         wanted = ctx.builder.extract(best, [ops.loop_index(0), channel, *outs])
         found = pixels.at([place.index for place in places])
         same = ops.compare("eq", found, wanted)
-        if dtypes.is_float(found.dtype):
-            same = ops.logical_or(same, ops.is_nan(found))
         flat = ops.index_const(0)
         for place, w in zip(places, windows, strict=True):
             scaled = ops.index_op("arith.muli", flat, ops.index_expr(w.size))
             flat = ops.index_op("arith.addi", scaled, place.index)
+        position = ops.from_index(flat, torch.int64)
+        if dtypes.is_float(found.dtype):
+            nan = ops.is_nan(found)
+            same = ops.logical_or(same, nan)
+            position = ops.select(nan, mirrored(position), position)
         here = all_of(ctx, [same, *(place.inside for place in places)])
         assert here is not None
         absent = ops.const(torch.iinfo(torch.int64).max, torch.int64)
-        return [ops.select(here, ops.from_index(flat, torch.int64), absent)]
+        return [ops.select(here, position, absent)]
+
+    def mirrored(position: Scalar) -> Scalar:
+        return ops.sub(ops.const(-1, torch.int64), position)
 
     write = Write(torch.int64, (*range(1 + count), len(space) - 1), "min")
-    return channels_first(ctx, ctx.builder.loop(space, [], body, [write])[0])
+    found = channels_first(ctx, ctx.builder.loop(space, [], body, [write])[0])
+    if not dtypes.is_float(x.dtype):
+        return found
+    return ctx.builder.pointwise(lambda p: ops.maximum(p, mirrored(p)), [found], torch.int64)
 
 
 # Windows of a fixed size --------------------------------------------------------------------------
@@ -339,7 +352,7 @@ def _max_pool_with_indices(
     dilation: Sequence[Any],
     ceil_mode: bool,
 ) -> list[Tensor]:
-    """Maxima and their places; of several NaN in a window the first."""
+    """Maxima and their places; of several NaN in a window the last."""
     spatial = int(ctx.op.removesuffix("_with_indices")[-2])
     image, unbatched = with_batch(ctx, x, spatial)
     windows = _strided(ctx, image, kernel, stride, padding, dilation, ceil_mode)
@@ -358,6 +371,7 @@ def _avg_pool(
     count_include_pad: bool,
     divisor: int | None = None,
 ) -> Tensor:
+    _check_averages(x)
     spatial = int(ctx.op[-2])
     image, unbatched = with_batch(ctx, x, spatial)
     windows = _strided(ctx, image, kernel, stride, padding, [1], ceil_mode)
@@ -374,6 +388,11 @@ def _avg_pool(
         return s
 
     return unbatched(ctx.builder.pointwise(body, [total], x.dtype))
+
+
+def _check_averages(x: Tensor) -> None:
+    if not dtypes.is_float(x.dtype):
+        raise UnsupportedCaseError("of integers: cast them to float32")
 
 
 def _varying(windows: Sequence[Strided], ceil_mode: bool, include: bool) -> list[int]:
@@ -413,6 +432,7 @@ def _adaptive(x: Tensor, sizes: Sequence[Any]) -> list[Windows]:
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
 def _adaptive_avg_pool(ctx: Context, x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    _check_averages(x)
     image, unbatched = with_batch(ctx, x, len(sizes))
     windows, inner = _adaptive(image, sizes), dtypes.compute_dtype(x.dtype)
     if _is_whole(windows):
@@ -438,7 +458,7 @@ def _adaptive_avg_pool(ctx: Context, x: Tensor, sizes: Sequence[Any]) -> Tensor:
 
 @rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
 def _adaptive_max_pool(ctx: Context, x: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
-    """Maxima and their places; of several NaN in a window the first."""
+    """Maxima and their places; of several NaN in a window the last."""
     image, unbatched = with_batch(ctx, x, len(sizes))
     windows = _adaptive(image, sizes)
     best = _maxima(ctx, image, windows)

@@ -251,7 +251,14 @@ def _source(ctx: Context, axis: Axis, dim: int, dtype: torch.dtype) -> Scalar:
     return ops.sub(ops.mul(step, ops.add(index, half)), half)
 
 
+def _check_mixes(x: Tensor) -> None:
+    """Refuses integers, of which torch takes uint8, with weights in fixed-point numbers."""
+    if not dtypes.is_float(x.dtype):
+        raise UnsupportedCaseError("of integers: cast them to float32")
+
+
 def _linear(ctx: Context, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    _check_mixes(x)
     dtype = _place_type(x)
 
     def taps(ctx: Context, axis: Axis, dim: int) -> list[tuple[IndexValue, Scalar | None]]:
@@ -285,6 +292,7 @@ def _upsample_linear_sizes(
 
 
 def _cubic(ctx: Context, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    _check_mixes(x)
     dtype = _place_type(x)
 
     def taps(ctx: Context, axis: Axis, dim: int) -> list[tuple[IndexValue, Scalar | None]]:

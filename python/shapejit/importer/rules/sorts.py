@@ -8,16 +8,20 @@ sort, which then can be sorted in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from shapejit.importer import dtypes
+from shapejit.importer.builder import Write
 from shapejit.importer.context import Context, dim_index
 from shapejit.importer.registry import rule
+from shapejit.importer.rules.images import guarded
 from shapejit.importer.rules.reductions import extreme_with_place, with_unit_dims
 from shapejit.importer.rules.views import identity
+from shapejit.importer.scalar_ops import Scalar
 from shapejit.importer.values import Tensor
 from shapejit.passes.rowwise.problem import MAX_HEAD
 from shapejit.symbolic import Expr, product
@@ -120,7 +124,25 @@ def _median_dim(ctx: Context, x: Tensor, dim: int, keep: bool = False) -> list[T
 
 @rule("aten.median")
 def _median(ctx: Context, x: Tensor) -> Tensor:
-    return _median_dim(ctx, ctx.builder.reshape(x, [product(x.shape)]), 0)[0]
+    """As over a dim; of no elements NaN."""
+    ops, count = ctx.ops, product(x.shape)
+    if not ctx.builder.ranges(()).is_nonnegative(count - 1):
+        # Where there is nothing, one element is made up.
+        longer = ctx.builder.symbols.maximum(count, Expr.const(1))
+        blank = math.nan if dtypes.is_float(x.dtype) else 0
+
+        def element() -> list[Scalar]:
+            place = guarded(ctx, Expr.dim(0), count, ctx.builder.ranges((longer,)))
+            found = ctx.builder.extract(flat, [place.index])
+            if place.inside is not None:
+                found = ops.select(place.inside, found, ops.const(blank, x.dtype))
+            return [found]
+
+        flat = ctx.builder.reshape(x, [count])
+        ctx.builder.value(flat)
+        x = ctx.builder.loop((longer,), [], element, [Write(x.dtype, (0,))])[0]
+        count = longer
+    return _median_dim(ctx, ctx.builder.reshape(x, [count]), 0)[0]
 
 
 def _selected(ctx: Context, x: Tensor, axis: int, index: Expr) -> Tensor:

@@ -170,11 +170,14 @@ def _index_put(
 def _masked_put(
     ctx: Context, x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor
 ) -> Tensor:
-    """One value where a mask over the leading dims of `x` is true."""
+    """One value where a mask over adjacent dims of `x` is true."""
     (dim, mask), *others = given
-    if dim != 0 or others or any(size != 1 for size in values.shape):
+    if others:
+        raise UnsupportedCaseError("by a mask and other indices")
+    if any(size != 1 for size in values.shape):
         raise UnsupportedCaseError("by a mask, with more than one value")
-    whole = [*mask.shape, *[Expr.const(1)] * (x.rank - mask.rank)]
+    one = Expr.const(1)
+    whole = [*[one] * dim, *mask.shape, *[one] * (x.rank - dim - mask.rank)]
     mask, value = ctx.builder.reshape(mask, whole), ctx.builder.reshape(values, ())
     ops = ctx.ops
 
