@@ -157,19 +157,16 @@ def test_what_is_built_follows_from_the_key_alone() -> None:
 
 
 def test_a_kind_without_kernels_for_gpus() -> None:
-    conv = """
-!cube = tensor<2x2x2xf32, #shapejit.shape<[2, 2, 2]>>
-!result = tensor<f32, #shapejit.shape<[]>>
-shapejit.kernel @sums symbols 0 (%c: !cube) {
-  %0 = shapejit.conv over [1, 1, 1, 1, 1, 1, 1, 2, 2, 2] image [2, 2, 2]
-      input(%c at affine_map<(n, g, o, p, q, c) -> (o, p, q)> : !cube)
-      weight(%c at affine_map<(g, f, c, t, u, v) -> (t, u, v)> : !cube)
-      -> affine_map<(n, g, o, p, q, f) -> ()> : !result
-  shapejit.yield %0 : !result
+    pack = """
+!weight = tensor<16x8xf32, #shapejit.shape<[16, 8]>>
+!packed = tensor<1x8x32xf32, #shapejit.shape<[1, 8, 32]>>
+shapejit.kernel @packing symbols 0 (%w: !weight) {
+  %0 = shapejit.pack %w {dim = 0, panel = 32} : !weight -> !packed
+  shapejit.yield %0 : !packed
 }
 """
-    with pytest.raises(ValueError, match="no pass makes a GPU kernel of a conv; kinds are gemm"):
-        unit_of(conv)
+    with pytest.raises(ValueError, match="no pass makes a GPU kernel of a pack; kinds are gemm"):
+        unit_of(pack)
 
 
 @pytest.mark.parametrize(
