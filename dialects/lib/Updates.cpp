@@ -67,7 +67,8 @@ LogicalResult ScatterOp::verify() {
         failed(verifyAccess(*this, mapAt(getMaps(), i), space, operand.getType(), what)))
       return failure();
     if (i > 0 && !updateElement(operand).isInteger(64) && !updateElement(operand).isInteger(32))
-      return emitOpError() << what << " holds " << updateElement(operand) << ", expected i64 or i32";
+      return emitOpError() << what << " holds " << updateElement(operand)
+                           << ", expected i64 or i32";
   }
   if (updateElement(getSource()) != updateElement(getDest()))
     return emitOpError() << "source holds " << updateElement(getSource()) << " but dest holds "
@@ -77,7 +78,7 @@ LogicalResult ScatterOp::verify() {
   // Positions may have any value: of the indices that depend on them nothing is known.
   SmallVector<AffineExpr> dims(space);
   dims.append(getPositions().size(), getAffineSymbolExpr(0, getContext()));
-  return failure(failed(verifyEncoded(*this, getDest().getType(), "dest")) ||
-                 failed(verifyAccess(*this, mapAt(getMaps(), last), dims, getDest().getType(),
-                                     "dest")));
+  return failure(
+      failed(verifyEncoded(*this, getDest().getType(), "dest")) ||
+      failed(verifyAccess(*this, mapAt(getMaps(), last), dims, getDest().getType(), "dest")));
 }
