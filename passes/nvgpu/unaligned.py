@@ -21,7 +21,7 @@ persistent. The result is stored element by element from the fragments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlir.dialects import gpu, llvm
@@ -335,6 +335,20 @@ def emit(request: GemmRequest) -> KernelInterface:
     problem, schedule = request.problem, request.schedule
     check_schedule(schedule)
     ctas = _occupancy(problem, schedule, request.architecture)
+    return emit_body(request, ctas, lambda function: UnalignedGemm(function, problem, schedule))
+
+
+def emit_body(
+    request: GemmRequest, ctas: int, make: Callable[[KernelFunction], UnalignedGemm]
+) -> KernelInterface:
+    """A kernel of the family: its function with the body, its grid of tiles.
+
+    Args:
+        request: the kernel; its schedule was checked.
+        ctas: how many share a multiprocessor.
+        make: the body, in the function.
+    """
+    problem, schedule = request.problem, request.schedule
     function = KernelFunction(
         request.name,
         request.architecture,
@@ -344,10 +358,10 @@ def emit(request: GemmRequest) -> KernelInterface:
         programmatic=request.programmatic,
     )
     with function.body():
-        gemm = UnalignedGemm(function, problem, schedule)
-        gemm.emit()
+        body = make(function)
+        body.emit()
     m, n = problem.space[problem.m], problem.space[problem.n]
     tiles = [(size, 1) for size in problem.space[: problem.m]]
     tiles += [(m, schedule.rows), (n, schedule.columns)]
     grid = Grid(tuple((function.value_number(size), tile) for size, tile in tiles), ctas)
-    return function.interface(grid, gemm.shared_bytes)
+    return function.interface(grid, body.shared_bytes)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from mlir.dialects import arith, llvm
 
-from shapejit.gpu.interface import Grid, KernelInterface
+from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.builder import (
     Num,
     Value,
@@ -50,7 +50,7 @@ from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.scheduling import Place
 from shapejit.passes.nvgpu.stores import DirectStore
 from shapejit.passes.nvgpu.target import WARPGROUP
-from shapejit.passes.nvgpu.unaligned import UnalignedGemm, check_schedule
+from shapejit.passes.nvgpu.unaligned import UnalignedGemm, check_schedule, emit_body
 from shapejit.passes.nvgpu.wgmma import ELEMENT_BYTES, TileLayout
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ONE, ZERO
@@ -332,22 +332,7 @@ def emit(request: GemmRequest) -> KernelInterface:
     check_schedule(schedule)
     check(problem.conv)
     ctas = _occupancy(request, schedule)
-    function = KernelFunction(
-        request.name,
-        request.architecture,
-        threads=WARPGROUP * schedule.consumers,
-        block=request.block,
-        ctas_per_sm=ctas,
-        programmatic=request.programmatic,
-    )
-    with function.body():
-        conv = GatheredConv(function, problem, schedule)
-        conv.emit()
-    m, n = problem.space[problem.m], problem.space[problem.n]
-    tiles = [(size, 1) for size in problem.space[: problem.m]]
-    tiles += [(m, schedule.rows), (n, schedule.columns)]
-    grid = Grid(tuple((function.value_number(size), tile) for size, tile in tiles), ctas)
-    return function.interface(grid, conv.shared_bytes)
+    return emit_body(request, ctas, lambda function: GatheredConv(function, problem, schedule))
 
 
 def _occupancy(request: GemmRequest, schedule: GemmSchedule) -> int:

@@ -8,7 +8,7 @@ tensor: torch raises an error for one out of bounds, compiled code reads the nea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,13 +125,15 @@ def _gather(ctx: Context, x: Tensor, dim: int, index: Tensor, *_: Any) -> Tensor
     return gather(ctx, x, index.shape, positions)
 
 
-@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def _index(ctx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
-        raise UnsupportedCaseError("by a mask: the size of the result would depend on data")
-    if not given:
-        return x
+def indexed(
+    ctx: Context, x: Tensor, given: Mapping[int, Tensor]
+) -> tuple[list[Expr], list[Position]]:
+    """The shape of `x` indexed by tensors of places, and where in `x` each element of that is.
+
+    Args:
+        given: integers by dim of `x`, at least one; they broadcast, and count from the end if
+            negative.
+    """
     common = ctx.builder.broadcast(*(index.shape for index in given.values()))
     first, last = min(given), max(given)
     # torch puts the indices' dims where the indexed dims were, or first if those are apart.
@@ -148,6 +150,17 @@ def _index(ctx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         moved = {i: Expr.dim(start + i) for i in range(len(common))}
         indices_in = tuple(index.substitute(dims=moved) for index in read.indices)
         positions.append(Lookup(Read(given[dim], indices_in), wraps=True))
+    return shape, positions
+
+
+@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def _index(ctx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+        raise UnsupportedCaseError("by a mask: the size of the result would depend on data")
+    if not given:
+        return x
+    shape, positions = indexed(ctx, x, given)
     return gather(ctx, x, shape, positions)
 
 

@@ -17,7 +17,7 @@ from shapejit.importer import dtypes, scatters
 from shapejit.importer.builder import Read
 from shapejit.importer.context import Context, UnsupportedCaseError, dim_index
 from shapejit.importer.registry import rule
-from shapejit.importer.rules.gather_index import Lookup, Position
+from shapejit.importer.rules.gather_index import Lookup, Position, indexed
 from shapejit.importer.rules.views import as_expr, identity, slice_extent, with_size
 from shapejit.importer.scalar_ops import Scalar
 from shapejit.importer.values import Tensor, affine_of, substitute
@@ -148,22 +148,7 @@ def _index_put(
         return _masked_put(ctx, x, list(given.items()), values)
     if not given:
         return ctx.builder.expand(ctx.cast(values, x.dtype), x.shape)
-    common = ctx.builder.broadcast(*(index.shape for index in given.values()))
-    first, last = min(given), max(given)
-    # torch puts the indices' dims where the indexed dims were, or first if those are apart.
-    start = first if last - first + 1 == len(given) else 0
-    free = [dim for dim in range(x.rank) if dim not in given]
-    space = [*(x.shape[d] for d in free[:start]), *common, *(x.shape[d] for d in free[start:])]
-    place = {dim: Expr.dim(i if i < start else i + len(common)) for i, dim in enumerate(free)}
-    positions: list[Position] = []
-    for dim in range(x.rank):
-        if dim in place:
-            positions.append(place[dim])
-            continue
-        read = ctx.builder.broadcast_read(given[dim], common)
-        moved = {i: Expr.dim(start + i) for i in range(len(common))}
-        at = tuple(index.substitute(dims=moved) for index in read.indices)
-        positions.append(Lookup(Read(given[dim], at), wraps=True))
+    space, positions = indexed(ctx, x, given)
     return scatter(ctx, x, space, values, positions)
 
 
