@@ -40,19 +40,14 @@ are left alone. `shapejit.interface` is the JSON text of a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shapejit import ir as sir
-from shapejit.pass_host import Pass, PassFailure, option, register_pass
-from shapejit.passes.host.dispatches import dispatches
+from shapejit.pass_host import option, register_pass
 from shapejit.passes.nvgpu.attention.kinds import Schedule, parse_schedule
 from shapejit.passes.nvgpu.attention.lowering import lower, serves
-from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.target import Architecture, architecture_of
-
-_FORMS = ("by-value", "block")
+from shapejit.passes.nvgpu.target import Architecture
+from shapejit.passes.nvgpu.variants import LowerVariants
 
 
 @register_pass(
@@ -60,59 +55,25 @@ _FORMS = ("by-value", "block")
     dialects=("arith", "gpu", "llvm", "math", "memref", "nvgpu", "nvvm", "scf", "vector"),
 )
 @dataclass(frozen=True)
-class LowerAttentionToNvgpu(Pass):
+class LowerAttentionToNvgpu(LowerVariants[Schedule]):
     """Turn every variant of an attention kernel into a module with its GPU code."""
 
     schedule: str = option("", help="the one variant of every kernel; see attention/kinds.py")
-    parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
-    programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
     constant_weights: bool = option(
         False, help="of no meaning here: there are no weights to load ahead"
     )
 
-    def run(self, module: Any) -> None:
-        if self.parameters not in _FORMS:
-            raise PassFailure(
-                module, f"parameters must be one of {', '.join(_FORMS)}, got {self.parameters!r}"
-            )
-        kernels = {name: op for name, op in sir.kernels(module).items() if serves(op)}
-        if not kernels:
-            return
-        try:
-            schedules = self._schedules(module, kernels)
-        except ValueError as error:
-            raise PassFailure(module, str(error)) from error
-        try:
-            architecture = architecture_of(module)
-        except LoweringError as error:
-            raise PassFailure(module, f"this module {error}") from error
-        for name, kernel in kernels.items():
-            for schedule in reversed(schedules.get(name, [])):  # each goes right after the kernel
-                self._lower(kernel, schedule, architecture)
+    def serves(self, kernel: Any) -> bool:
+        return serves(kernel)
 
-    def _schedules(self, module: Any, kernels: Collection[str]) -> dict[str, list[Schedule]]:
-        """The distinct variants of these kernels.
+    def parse(self, name: str) -> Schedule:
+        return parse_schedule(name)
 
-        Raises:
-            ValueError: a variant names no schedule.
-        """
-        if self.schedule:
-            one = parse_schedule(self.schedule)
-            return {name: [one] for name in kernels}
-        return {
-            name: [parse_schedule(variant) for variant in dispatch.variants]
-            for name, dispatch in dispatches(module).items()
-            if name in kernels
-        }
-
-    def _lower(self, kernel: Any, schedule: Schedule, architecture: Architecture) -> None:
-        try:
-            lower(
-                kernel,
-                str(schedule),
-                architecture,
-                block=self.parameters == "block",
-                programmatic=self.programmatic,
-            )
-        except LoweringError as error:
-            raise PassFailure(kernel, f"as {schedule}, this kernel {error}") from error
+    def lower(self, kernel: Any, variant: Schedule, architecture: Architecture) -> None:
+        lower(
+            kernel,
+            str(variant),
+            architecture,
+            block=self.block,
+            programmatic=self.programmatic,
+        )

@@ -40,18 +40,13 @@ option, are left alone. `shapejit.interface` is the JSON text of a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shapejit import ir as sir
-from shapejit.pass_host import Pass, PassFailure, option, register_pass
-from shapejit.passes.host.dispatches import dispatches
+from shapejit.pass_host import option, register_pass
 from shapejit.passes.nvgpu.conv.lowering import lower, serves
-from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.target import Architecture, architecture_of
-
-_FORMS = ("by-value", "block")
+from shapejit.passes.nvgpu.target import Architecture
+from shapejit.passes.nvgpu.variants import LowerVariants
 
 
 @register_pass(
@@ -59,52 +54,26 @@ _FORMS = ("by-value", "block")
     dialects=("arith", "gpu", "llvm", "math", "memref", "nvgpu", "nvvm", "scf", "vector"),
 )
 @dataclass(frozen=True)
-class LowerConvToNvgpu(Pass):
+class LowerConvToNvgpu(LowerVariants[str]):
     """Turn every variant of a convolution's kernel into a module with its GPU code."""
 
     schedule: str = option("", help="the one variant of every kernel; see docs/convolution.md")
-    parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
-    programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
     constant_weights: bool = option(
         False, help="let programmatic kernels load filters before the one ahead of them ends"
     )
 
-    def run(self, module: Any) -> None:
-        if self.parameters not in _FORMS:
-            raise PassFailure(
-                module, f"parameters must be one of {', '.join(_FORMS)}, got {self.parameters!r}"
-            )
-        kernels = {name: op for name, op in sir.kernels(module).items() if serves(op)}
-        if not kernels:
-            return
-        variants = self._variants(module, kernels)
-        try:
-            architecture = architecture_of(module)
-        except LoweringError as error:
-            raise PassFailure(module, f"this module {error}") from error
-        for name, kernel in kernels.items():
-            for variant in reversed(variants.get(name, ())):  # each goes right after the kernel
-                self._lower(kernel, variant, architecture)
+    def serves(self, kernel: Any) -> bool:
+        return serves(kernel)
 
-    def _variants(self, module: Any, kernels: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The distinct variants of these kernels."""
-        if self.schedule:
-            return dict.fromkeys(kernels, (self.schedule,))
-        return {
-            name: dispatch.variants
-            for name, dispatch in dispatches(module).items()
-            if name in kernels
-        }
+    def parse(self, name: str) -> str:
+        return name  # a name of one of two families: `lower` reads it with the kernel at hand
 
-    def _lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
-        try:
-            lower(
-                kernel,
-                variant,
-                architecture,
-                block=self.parameters == "block",
-                programmatic=self.programmatic,
-                constant_weights=self.constant_weights,
-            )
-        except LoweringError as error:
-            raise PassFailure(kernel, f"as {variant}, this kernel {error}") from error
+    def lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
+        lower(
+            kernel,
+            variant,
+            architecture,
+            block=self.block,
+            programmatic=self.programmatic,
+            constant_weights=self.constant_weights,
+        )

@@ -38,19 +38,14 @@ left alone. `shapejit.interface` is the JSON text of a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shapejit import ir as sir
-from shapejit.pass_host import Pass, PassFailure, option, register_pass
-from shapejit.passes.host.dispatches import dispatches
-from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.pass_host import option, register_pass
 from shapejit.passes.nvgpu.lowering import is_gemm, lower_variant
 from shapejit.passes.nvgpu.schedule import GemmSchedule
-from shapejit.passes.nvgpu.target import Architecture, architecture_of
-
-_FORMS = ("by-value", "block")
+from shapejit.passes.nvgpu.target import Architecture
+from shapejit.passes.nvgpu.variants import LowerVariants
 
 
 @register_pass(
@@ -58,56 +53,23 @@ _FORMS = ("by-value", "block")
     dialects=("arith", "gpu", "llvm", "math", "memref", "nvgpu", "nvvm", "scf", "vector"),
 )
 @dataclass(frozen=True)
-class LowerGemmToNvgpu(Pass):
+class LowerGemmToNvgpu(LowerVariants[GemmSchedule]):
     """Turn every variant of a gemm kernel into a module with its GPU code."""
 
     schedule: str = option("", help="the one variant of every gemm kernel; see nvgpu/schedule.py")
-    parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
-    programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
-    constant_weights: bool = option(
-        False, help="let programmatic kernels load weights before the one ahead of them ends"
-    )
 
-    def run(self, module: Any) -> None:
-        if self.parameters not in _FORMS:
-            raise PassFailure(
-                module, f"parameters must be one of {', '.join(_FORMS)}, got {self.parameters!r}"
-            )
-        kernels = {name: op for name, op in sir.kernels(module).items() if is_gemm(op)}
-        if not kernels:
-            return
-        schedules = self._schedules(module, kernels)
-        try:
-            architecture = architecture_of(module)
-        except LoweringError as error:
-            raise PassFailure(module, f"this module {error}") from error
-        for name, kernel in kernels.items():
-            for schedule in reversed(schedules.get(name, [])):  # each goes right after the kernel
-                self._lower(kernel, schedule, architecture)
+    def serves(self, kernel: Any) -> bool:
+        return is_gemm(kernel)
 
-    def _schedules(self, module: Any, kernels: Collection[str]) -> dict[str, list[GemmSchedule]]:
-        """The distinct variants of these kernels."""
-        try:
-            if self.schedule:
-                one = GemmSchedule.parse(self.schedule)
-                return {name: [one] for name in kernels}
-            return {
-                name: [GemmSchedule.parse(variant) for variant in dispatch.variants]
-                for name, dispatch in dispatches(module).items()
-                if name in kernels
-            }
-        except ValueError as error:
-            raise PassFailure(module, str(error)) from error
+    def parse(self, name: str) -> GemmSchedule:
+        return GemmSchedule.parse(name)
 
-    def _lower(self, kernel: Any, schedule: GemmSchedule, architecture: Architecture) -> None:
-        try:
-            lower_variant(
-                kernel,
-                schedule,
-                architecture,
-                block=self.parameters == "block",
-                programmatic=self.programmatic,
-                constant_weights=self.constant_weights,
-            )
-        except LoweringError as error:
-            raise PassFailure(kernel, f"as {schedule}, this kernel {error}") from error
+    def lower(self, kernel: Any, variant: GemmSchedule, architecture: Architecture) -> None:
+        lower_variant(
+            kernel,
+            variant,
+            architecture,
+            block=self.block,
+            programmatic=self.programmatic,
+            constant_weights=self.constant_weights,
+        )

@@ -45,14 +45,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shapejit import ir as sir
-from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.pass_host import option, register_pass
 from shapejit.passes.gpu_loops.lowering import lower, serves
-from shapejit.passes.host.dispatches import dispatches
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.target import Architecture, architecture_of
-
-_FORMS = ("by-value", "block")
+from shapejit.passes.nvgpu.target import Architecture
+from shapejit.passes.nvgpu.variants import LowerVariants
 
 
 @register_pass(
@@ -60,47 +57,31 @@ _FORMS = ("by-value", "block")
     dialects=("arith", "gpu", "llvm", "memref", "nvvm", "scf", "vector"),
 )
 @dataclass(frozen=True)
-class LowerLoopsToGpu(Pass):
+class LowerLoopsToGpu(LowerVariants[str]):
     """Turn every variant of a kernel of loops into a module with its GPU code."""
 
     schedule: str = option(
         "", help="the one variant of every kernel of loops; see gpu_loops/schedule.py"
     )
-    parameters: str = option("by-value", help="by-value, or block: read from a parameter block")
-    programmatic: bool = option(False, help="let kernels start before the one ahead of them ends")
     constant_weights: bool = option(
         False,
         help="of no meaning here: a kernel of loops does not know which arguments are weights",
     )
 
-    def run(self, module: Any) -> None:
-        if self.parameters not in _FORMS:
-            raise PassFailure(
-                module, f"parameters must be one of {', '.join(_FORMS)}, got {self.parameters!r}"
-            )
-        kernels = {name: op for name, op in sir.kernels(module).items() if serves(op)}
-        if not kernels:
-            return
-        try:
-            architecture = architecture_of(module)
-        except LoweringError as error:
-            raise PassFailure(module, f"this module {error}") from error
-        chosen = {} if self.schedule else dispatches(module)
-        for name, kernel in kernels.items():
-            variants = chosen[name].variants if name in chosen else ()
-            if self.schedule:
-                variants = (self.schedule,)
-            for variant in reversed(variants):  # each goes right after the kernel
-                self._lower(kernel, variant, architecture)
+    def serves(self, kernel: Any) -> bool:
+        return serves(kernel)
 
-    def _lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
-        try:
-            lower(
-                kernel,
-                variant,
-                architecture,
-                block=self.parameters == "block",
-                programmatic=self.programmatic,
-            )
-        except LoweringError as error:
-            raise PassFailure(kernel, f"this kernel {error}") from error
+    def parse(self, name: str) -> str:
+        return name  # which schedules there are depends on the kernel
+
+    def lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
+        lower(
+            kernel,
+            variant,
+            architecture,
+            block=self.block,
+            programmatic=self.programmatic,
+        )
+
+    def rejection(self, variant: str, error: LoweringError) -> str:
+        return f"this kernel {error}"

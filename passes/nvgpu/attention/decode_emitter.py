@@ -30,10 +30,12 @@ from shapejit.passes.nvgpu.attention.decode_rows import (
     store_row,
 )
 from shapejit.passes.nvgpu.attention.decode_work import Part, SplitWork
-from shapejit.passes.nvgpu.attention.emitter import AttentionKernel, AttentionRequest
+from shapejit.passes.nvgpu.attention.emitter import AttentionKernel
 from shapejit.passes.nvgpu.attention.exchange import exchange
 from shapejit.passes.nvgpu.attention.masks import Queries
 from shapejit.passes.nvgpu.attention.problem import HEAD
+from shapejit.passes.nvgpu.attention.request import AttentionRequest
+from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.softmax import State, row_of
 from shapejit.passes.nvgpu.attention.spans import Span
 from shapejit.passes.nvgpu.builder import (
@@ -59,7 +61,7 @@ from shapejit.passes.nvgpu.wgmma import ROWS
 from shapejit.symbolic.expr import product
 
 
-def emit(request: AttentionRequest) -> KernelInterface:
+def emit(request: AttentionRequest[AttentionSchedule]) -> KernelInterface:
     """Emits a kernel at the current point.
 
     Raises:
@@ -71,7 +73,7 @@ def emit(request: AttentionRequest) -> KernelInterface:
 class SplitKernel(AttentionKernel):
     """Emits a kernel whose CTAs share the keys of tiles."""
 
-    def __init__(self, request: AttentionRequest) -> None:
+    def __init__(self, request: AttentionRequest[AttentionSchedule]) -> None:
         super().__init__(request)
         self._group_heads = group_of(request.problem)
 

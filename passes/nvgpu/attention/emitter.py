@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlir.dialects import arith, gpu, nvvm
 
@@ -37,7 +37,7 @@ from shapejit.passes.nvgpu.attention.block import BlockStep, Placed
 from shapejit.passes.nvgpu.attention.exchange import exchange, exchange_bytes
 from shapejit.passes.nvgpu.attention.masks import ElementMask, KeyMask, Limits, Queries
 from shapejit.passes.nvgpu.attention.output import ResultStore
-from shapejit.passes.nvgpu.attention.problem import AttentionProblem
+from shapejit.passes.nvgpu.attention.request import AttentionRequest
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.softmax import Softmax, State
 from shapejit.passes.nvgpu.attention.spans import Span, Spans
@@ -64,32 +64,11 @@ from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, unifo
 from shapejit.passes.nvgpu.problem import Access
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import publish_to_tma
-from shapejit.passes.nvgpu.target import WARPGROUP, Architecture
+from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
 
 
-@dataclass(frozen=True)
-class AttentionRequest:
-    """A kernel to be emitted.
-
-    Attributes:
-        name: of the module and function.
-        problem: what it computes.
-        schedule: how.
-        architecture: what it runs on.
-        block: whether its parameters lie in a parameter block.
-        programmatic: whether it may start before the kernel ahead of it ends.
-    """
-
-    name: str
-    problem: AttentionProblem
-    schedule: AttentionSchedule
-    architecture: Architecture
-    block: bool = False
-    programmatic: bool = False
-
-
-def emit(request: AttentionRequest) -> KernelInterface:
+def emit(request: AttentionRequest[AttentionSchedule]) -> KernelInterface:
     """Emits a kernel at the current point.
 
     Raises:
@@ -101,7 +80,7 @@ def emit(request: AttentionRequest) -> KernelInterface:
 class AttentionKernel:
     """Emits a kernel; `SplitKernel` differs in what a CTA computes."""
 
-    def __init__(self, request: AttentionRequest) -> None:
+    def __init__(self, request: AttentionRequest[AttentionSchedule]) -> None:
         self._problem, self._schedule = request.problem, request.schedule
         self._count = WARPGROUP * request.schedule.warpgroups  # threads of a worker
         self._function = KernelFunction(

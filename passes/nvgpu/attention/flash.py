@@ -20,8 +20,6 @@ and its schedule static.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlir.dialects import arith, llvm, nvvm
 
 from shapejit.gpu.interface import Grid, KernelInterface
@@ -34,6 +32,7 @@ from shapejit.passes.nvgpu.attention.flash_schedule import FlashSchedule
 from shapejit.passes.nvgpu.attention.flash_work import FlashWork
 from shapejit.passes.nvgpu.attention.masks import Limits
 from shapejit.passes.nvgpu.attention.problem import BATCH, COLUMN, HEAD, ROW, AttentionProblem
+from shapejit.passes.nvgpu.attention.request import AttentionRequest
 from shapejit.passes.nvgpu.attention.softmax import Softmax
 from shapejit.passes.nvgpu.attention.tiles import Tile, padded
 from shapejit.passes.nvgpu.builder import (
@@ -59,35 +58,14 @@ from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elect
 from shapejit.passes.nvgpu.memory import IndexAlgebra
 from shapejit.passes.nvgpu.ring import Ring, barriers
 from shapejit.passes.nvgpu.shared import SharedMemory
-from shapejit.passes.nvgpu.target import WARPGROUP, Architecture
+from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ELEMENT_BYTES, ROWS
 
 _WARPS = WARPGROUP // 32
 _BUFFERS = 2  # of queries
 
 
-@dataclass(frozen=True)
-class FlashRequest:
-    """A kernel to be emitted.
-
-    Attributes:
-        name: of the module and function.
-        problem: what it computes.
-        schedule: how.
-        architecture: what it runs on.
-        block: whether its parameters lie in a parameter block.
-        programmatic: whether it may start before the kernel ahead of it ends.
-    """
-
-    name: str
-    problem: AttentionProblem
-    schedule: FlashSchedule
-    architecture: Architecture
-    block: bool = False
-    programmatic: bool = False
-
-
-def emit(request: FlashRequest) -> KernelInterface:
+def emit(request: AttentionRequest[FlashSchedule]) -> KernelInterface:
     """Emits a kernel at the current point.
 
     Raises:
@@ -109,7 +87,7 @@ def _check(problem: AttentionProblem) -> None:
 
 
 class _Kernel:
-    def __init__(self, request: FlashRequest) -> None:
+    def __init__(self, request: AttentionRequest[FlashSchedule]) -> None:
         self._request = request
         self._problem, self._schedule = request.problem, request.schedule
         self._function = KernelFunction(

@@ -13,10 +13,9 @@ from typing import TypeAlias
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.attention import decode_emitter, emitter, flash
 from shapejit.passes.nvgpu.attention.decode_schedule import PREFIX, SplitSchedule
-from shapejit.passes.nvgpu.attention.emitter import AttentionRequest
-from shapejit.passes.nvgpu.attention.flash import FlashRequest
 from shapejit.passes.nvgpu.attention.flash_schedule import FlashSchedule
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem
+from shapejit.passes.nvgpu.attention.request import AttentionRequest
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.target import Architecture
 
@@ -58,7 +57,9 @@ def emit(
         LoweringError: the schedule does not suit the problem.
     """
     if isinstance(schedule, FlashSchedule):
-        return flash.emit(FlashRequest(name, problem, schedule, architecture, block, programmatic))
+        return flash.emit(
+            AttentionRequest(name, problem, schedule, architecture, block, programmatic)
+        )
     request = AttentionRequest(name, problem, schedule, architecture, block, programmatic)
     if isinstance(schedule, SplitSchedule):
         return decode_emitter.emit(request)
