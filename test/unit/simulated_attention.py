@@ -16,15 +16,13 @@ from torch import Tensor
 
 from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
-from shapejit.codegen.ptx import private_context, translate
 from shapejit.codegen.ptxas import Cubin, assemble
 from shapejit.gpu.interface import KernelInterface
-from shapejit.pass_host import run_pipeline
 from shapejit.passes.nvgpu.attention.lowering import lower
-from shapejit.passes.nvgpu.pipeline import NVVM_PIPELINE, finish
 from shapejit.passes.nvgpu.target import HOPPER
 from shapejit.symbolic import Expr
 from unit.cpu_kernels import DTYPES, access, tensor
+from unit.machine_code import device_code
 
 #: Symbols of a kernel: batch, queries, keys.
 SYMBOLS = ("s0", "s1", "s2")
@@ -272,11 +270,7 @@ class LoweredAttention:
         Raises:
             AssemblyError: ptxas refused it, or warned of what no kernel may have.
         """
-        with private_context():
-            module = ir.Module.parse(f"module {{ {self._gpu_module} }}")
-            run_pipeline(module, NVVM_PIPELINE, stage="test")
-            finish(module)
-            [code] = translate(module)
+        code = device_code(self._gpu_module)
         return assemble(code.ptx, code.arch)
 
     def run(

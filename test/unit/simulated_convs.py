@@ -14,15 +14,13 @@ from torch import Tensor
 
 from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
-from shapejit.codegen.ptx import private_context, translate
 from shapejit.codegen.ptxas import Cubin, assemble
 from shapejit.gpu.interface import KernelInterface
-from shapejit.pass_host import run_pipeline
 from shapejit.passes.nvgpu.conv.lowering import lower
-from shapejit.passes.nvgpu.pipeline import NVVM_PIPELINE, finish
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_convs import Layer, kernel_text, pack_filter
 from unit.cpu_kernels import DTYPES
+from unit.machine_code import device_code
 
 
 @functools.cache
@@ -73,11 +71,7 @@ class LoweredConv:
         Raises:
             AssemblyError: ptxas refused it, or warned of what no kernel may have.
         """
-        with private_context():
-            module = ir.Module.parse(f"module {{ {self._gpu_module} }}")
-            run_pipeline(module, NVVM_PIPELINE, stage="test")
-            finish(module)
-            [code] = translate(module)
+        code = device_code(self._gpu_module)
         return assemble(code.ptx, code.arch)
 
     def run(self, operands: Sequence[Tensor], *, multiprocessors: int = 4, seed: int = 0) -> Tensor:

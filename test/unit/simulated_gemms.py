@@ -15,15 +15,13 @@ from torch import Tensor
 
 from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
-from shapejit.codegen.ptx import private_context, translate
 from shapejit.codegen.ptxas import Cubin, assemble
 from shapejit.gpu.interface import KernelInterface
-from shapejit.pass_host import run_pipeline
 from shapejit.passes.nvgpu.lowering import lower_variant
-from shapejit.passes.nvgpu.pipeline import NVVM_PIPELINE, finish
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_kernels import DTYPES, Size, access, tensor
+from unit.machine_code import device_code
 
 #: Symbols of a kernel: m, n, k, batch, and the length of padded rows.
 SYMBOLS = {"m": "s0", "n": "s1", "k": "s2", "b": "s3", "p": "s4"}
@@ -318,11 +316,7 @@ class LoweredGemm:
         Raises:
             AssemblyError: ptxas refused it, or warned of what no kernel may have.
         """
-        with private_context():
-            module = ir.Module.parse(f"module {{ {self._gpu_module} }}")
-            run_pipeline(module, NVVM_PIPELINE, stage="test")
-            finish(module)
-            [code] = translate(module)
+        code = device_code(self._gpu_module)
         return assemble(code.ptx, code.arch)
 
     def run(

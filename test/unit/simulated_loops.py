@@ -13,15 +13,14 @@ from torch import Tensor
 
 from reference.hopper.launch import Launch, kernel_function
 from shapejit import ir as sir
-from shapejit.codegen.ptx import DeviceCode, private_context, translate
+from shapejit.codegen.ptx import DeviceCode
 from shapejit.codegen.ptxas import Cubin, assemble
 from shapejit.gpu.interface import KernelInterface
-from shapejit.pass_host import run_pipeline
 from shapejit.passes.buckets.device import H200
 from shapejit.passes.gpu_loops import lowering
-from shapejit.passes.nvgpu.pipeline import NVVM_PIPELINE, finish
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_kernels import DTYPES
+from unit.machine_code import device_code
 
 Ranges = dict[int, tuple[int, int | None]]
 
@@ -76,12 +75,7 @@ class GpuKernel:
 
     def ptx(self) -> DeviceCode:
         """What LLVM makes of it."""
-        with private_context():
-            module = ir.Module.parse(f"module {{ {self._gpu_module} }}")
-            run_pipeline(module, NVVM_PIPELINE, stage="test")
-            finish(module)
-            [code] = translate(module)
-        return code
+        return device_code(self._gpu_module)
 
     def assemble(self) -> Cubin:
         """Machine code, by ptxas."""
