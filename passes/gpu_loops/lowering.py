@@ -34,7 +34,7 @@ from shapejit.passes.gpu_loops.sorts import check_sort, emit_sort, sort_units
 from shapejit.passes.gpu_loops.tiers import Bucket
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.lowering import INTERFACE
+from shapejit.passes.nvgpu.lowering import emit_behind
 from shapejit.passes.nvgpu.target import Architecture
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ZERO
@@ -141,8 +141,8 @@ def lower(
     problem, found = _checked(kernel)
     _check_fit(found, schedule)
     name = f"{ir.StringAttr(kernel.attributes['sym_name']).value}__{schedule}"
-    scratch = ir.Module.create(kernel.location)
-    with ir.InsertionPoint(scratch.body), kernel.location:
+
+    def emit() -> KernelInterface:
         function = KernelFunction(
             name,
             architecture,
@@ -154,11 +154,9 @@ def lower(
         )
         shared_bytes = _emit(function, problem, found, schedule)
         grid = _grid(function, found, schedule)
-        interface = function.interface(grid, shared_bytes)
-    [module] = (op.operation for op in scratch.body.operations)
-    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
-    module.move_after(kernel)
-    return interface
+        return function.interface(grid, shared_bytes)
+
+    return emit_behind(kernel, emit)
 
 
 def _check_fit(found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> None:

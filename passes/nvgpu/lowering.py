@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
@@ -29,6 +30,22 @@ _EMITTERS = {
     "unaligned": "unaligned",
     "simt": "simt.emitter",
 }
+
+
+def emit_behind(kernel: Any, emit: Callable[[], KernelInterface]) -> KernelInterface:
+    """Puts the gpu module of a variant behind its kernel, with the interface as an attribute.
+
+    Args:
+        kernel: ``shapejit.kernel``.
+        emit: emits one gpu module at the current point. If it raises, nothing is left of that.
+    """
+    scratch = ir.Module.create(kernel.location)
+    with ir.InsertionPoint(scratch.body), kernel.location:
+        interface = emit()
+    [module] = (op.operation for op in scratch.body.operations)
+    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
+    module.move_after(kernel)
+    return interface
 
 
 def is_gemm(kernel: Any) -> bool:
@@ -98,10 +115,4 @@ def lower_variant(
         constant_weights=constant_weights,
     )
     emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
-    scratch = ir.Module.create(kernel.location)
-    with ir.InsertionPoint(scratch.body), kernel.location:
-        interface: KernelInterface = emitter.emit(request)
-    [module] = (op.operation for op in scratch.body.operations)
-    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
-    module.move_after(kernel)
-    return interface
+    return emit_behind(kernel, lambda: emitter.emit(request))

@@ -13,7 +13,7 @@ from shapejit.passes.nvgpu.attention.choice import choose, stake
 from shapejit.passes.nvgpu.attention.kinds import emit, parse_schedule
 from shapejit.passes.nvgpu.attention.problem import attention_problem, is_attention
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.lowering import INTERFACE
+from shapejit.passes.nvgpu.lowering import emit_behind
 from shapejit.passes.nvgpu.target import Architecture
 
 __all__ = ["check", "choose", "lower", "serves", "stake"]
@@ -61,17 +61,14 @@ def lower(
         raise LoweringError(f"has a variant without a schedule: {error}") from error
     name = ir.StringAttr(kernel.attributes["sym_name"]).value
     problem = attention_problem(kernel)
-    scratch = ir.Module.create(kernel.location)
-    with ir.InsertionPoint(scratch.body), kernel.location:
-        interface = emit(
+    return emit_behind(
+        kernel,
+        lambda: emit(
             f"{name}__{schedule}",
             problem,
             schedule,
             architecture,
             block=block,
             programmatic=programmatic,
-        )
-    [module] = (op.operation for op in scratch.body.operations)
-    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
-    module.move_after(kernel)
-    return interface
+        ),
+    )

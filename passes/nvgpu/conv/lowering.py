@@ -14,7 +14,7 @@ from shapejit.passes.nvgpu.conv import depthwise, gathered
 from shapejit.passes.nvgpu.conv.problem import conv_problem, is_conv
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.lowering import INTERFACE
+from shapejit.passes.nvgpu.lowering import emit_behind
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import Architecture
@@ -71,13 +71,10 @@ def lower(
     Raises:
         LoweringError: the kernel or the schedule breaks a rule; nothing is emitted then.
     """
-    scratch = ir.Module.create(kernel.location)
-    with ir.InsertionPoint(scratch.body), kernel.location:
-        interface = _emit(kernel, variant, architecture, block, programmatic, constant_weights)
-    [module] = (op.operation for op in scratch.body.operations)
-    module.attributes[INTERFACE] = ir.StringAttr.get(interface.to_json())
-    module.move_after(kernel)
-    return interface
+    return emit_behind(
+        kernel,
+        lambda: _emit(kernel, variant, architecture, block, programmatic, constant_weights),
+    )
 
 
 def _emit(
