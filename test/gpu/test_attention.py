@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlir")
 
-from torch import Tensor  # noqa: E402
-
+from gpu.attention_kernels import check, loaded  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
-from shapejit.gpu.launch import Kernel  # noqa: E402
-from shapejit.gpu.module import Module  # noqa: E402
 from shapejit.passes.nvgpu.attention.flash_choice import MASKED_TIERS, TIERS  # noqa: E402
-from shapejit.symbolic import Expr  # noqa: E402
-from unit.simulated_attention import Attention, LoweredAttention  # noqa: E402
+from unit.simulated_attention import Attention  # noqa: E402
 
 SCHEDULES = [
     "tiles_64x32_c4",
@@ -67,60 +61,6 @@ SIZES = [
 ]  # fmt: skip
 
 
-class Loaded:
-    """A kernel on the device, and calls of it with results that are poisoned before."""
-
-    def __init__(self, device: Device, attention: Attention, variant: str, block: bool) -> None:
-        self._attention = attention
-        code = LoweredAttention(attention, variant, block, block)
-        self.kernel = Kernel(code.interface, Module(code.assemble().data, device))
-
-    def __call__(self, inputs: Sequence[Tensor], b: int, m: int, n: int) -> Tensor:
-        """The result; nothing is written behind it."""
-        empty = self._attention.result(b, m)
-        poison = torch.full((empty.numel() + 4096,), float("nan"), dtype=empty.dtype)
-        memory = poison.cuda()
-        interface = self.kernel.interface
-        values = [Expr.parse(value).evaluate([b, m, n]) for value in interface.values]
-        addresses = [tensor.data_ptr() for tensor in (*inputs, memory)]
-        stream = torch.cuda.current_stream().cuda_stream
-        if interface.block:
-            entry = torch.zeros(interface.block_bytes, dtype=torch.uint8).pin_memory()
-            self.kernel.fill_block(addresses, values, entry.data_ptr(), None)
-            self.kernel.launch_block((resident := entry.cuda()).data_ptr(), stream)
-            torch.cuda.synchronize()
-            del resident
-        else:
-            self.kernel.launch(addresses, values, stream)
-            torch.cuda.synchronize()
-        assert memory[empty.numel() :].isnan().all(), "wrote behind the result"
-        return memory[: empty.numel()].view(empty.shape)
-
-
-@functools.cache
-def loaded(device: Device, attention: Attention, variant: str, block: bool) -> Loaded:
-    return Loaded(device, attention, variant, block)
-
-
-def check(kernel: Loaded, attention: Attention, sizes: tuple[int, int, int]) -> str:
-    """What is wrong at a size; nothing if all is well. Compared with float64."""
-    b, m, n = sizes
-    if attention.layout == "packed":
-        n = m
-    torch.manual_seed(b * 1000003 + m * 1009 + n)
-    inputs = attention.inputs(b, m, n)
-    resident = [each.cuda() for each in inputs]
-    first, second = (kernel(resident, b, m, n) for _ in range(2))
-    if not torch.equal(first.view(torch.int16), second.view(torch.int16)):
-        return f"{sizes} varies"
-    expected = attention.reference(resident, b, m, n)
-    if not expected.numel():
-        return ""
-    allowed = attention.allowed(resident, expected)
-    worst = ((first.double() - expected).abs() - allowed).max().item()
-    return "" if worst <= 0 else f"{sizes} is {worst} too far off"
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(device: Device, schedule: str) -> None:
     wrong = []
@@ -161,32 +101,9 @@ def test_misaligned_operands(device: Device) -> None:
 
 
 def test_captured(device: Device) -> None:
-    """Launches in a CUDA graph, one after the other, each reading what the one before wrote."""
-    attention = Attention(2, d=64)
-    kernel = Loaded(device, attention, "tiles_64x64_c2", False).kernel
     tensors = [torch.randn(2, 100, 128, device="cuda").bfloat16() for _ in range(3)]
-    values = [Expr.parse(value).evaluate([2, 100, 100]) for value in kernel.interface.values]
-
-    def chain() -> Tensor:
-        query = tensors[0]
-        for _ in range(20):
-            out = torch.empty_like(query)
-            operands = [query, *tensors[1:], out]
-            addresses = [each.data_ptr() for each in operands]
-            kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
-            query = out
-        return query
-
-    expected = chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = chain()
-    for _ in range(3):
-        result.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(result, expected)
+    kernel = loaded(device, Attention(2, d=64), "tiles_64x64_c2", False)
+    kernel.check_chain(*tensors, lengths=(2, 100, 100))
 
 
 # Flash kernels ------------------------------------------------------------------------------------
@@ -242,7 +159,7 @@ import torch
 
 sys.path.insert(0, sys.argv[1])
 from shapejit.gpu.driver import driver
-from gpu.test_attention import Loaded, check
+from gpu.attention_kernels import Loaded, check
 from unit.simulated_attention import Attention
 
 size, schedule, form = sys.argv[2:]
@@ -278,28 +195,6 @@ def test_flash_results_do_not_vary(device: Device) -> None:
 
 
 def test_flash_captured(device: Device) -> None:
-    """Launches in a CUDA graph, each reading what the one before wrote."""
-    attention = Attention(4, d=64)
-    kernel = Loaded(device, attention, "flash_64x128_s6_c2", False).kernel
     tensors = [torch.randn(2, 500, 256, device="cuda").bfloat16() for _ in range(3)]
-    values = [Expr.parse(value).evaluate([2, 500, 500]) for value in kernel.interface.values]
-
-    def chain() -> Tensor:
-        query = tensors[0]
-        for _ in range(20):
-            out = torch.empty_like(query)
-            addresses = [each.data_ptr() for each in (query, *tensors[1:], out)]
-            kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
-            query = out
-        return query
-
-    expected = chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = chain()
-    for _ in range(3):
-        result.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(result, expected)
+    kernel = loaded(device, Attention(4, d=64), "flash_64x128_s6_c2", False)
+    kernel.check_chain(*tensors, lengths=(2, 500, 500))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch.export import Dim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import shapejit  # noqa: E402
+from gpu import products  # noqa: E402
+from gpu.products import launch, poisoned, relative_error  # noqa: E402
 from shapejit import ops  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
-from shapejit.ops.gemm import kernels_of  # noqa: E402
-from shapejit.ops.gemm_operands import Operands, result_shape  # noqa: E402
+from shapejit.ops.gemm_operands import Operands  # noqa: E402
 from shapejit.passes.nvgpu.schedule import SIMT_CANDIDATES, GemmSchedule  # noqa: E402
 
 SHAPES = [
@@ -39,24 +41,7 @@ def restored() -> Any:
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-def noise(*sizes: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed + sum(sizes))
-    return torch.randn(*sizes, device="cuda", generator=generator)
-
-
-def relative_error(result: Tensor, reference: Tensor) -> float:
-    if not reference.numel():
-        return 0.0
-    return ((result.double() - reference).norm() / reference.norm().clamp(min=1e-30)).item()
-
-
-def launch(schedule: GemmSchedule, operands: Operands, out: Tensor) -> None:
-    layout, kernels = kernels_of(operands, result_shape(operands), out.data_ptr())
-    loaded = kernels.load(schedule)
-    values = [value.evaluate(layout.symbols) for value in loaded.values]
-    addresses = [tensor.data_ptr() for tensor in (*operands.tensors, out)]
-    assert loaded.kernel is not None
-    loaded.kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
+noise = functools.partial(products.noise, dtype=torch.float32)
 
 
 def linear(m: int, n: int, k: int) -> Operands:
@@ -68,13 +53,12 @@ def test_schedule_at_all_sizes(device: Device, schedule: GemmSchedule) -> None:
     wrong = []
     for m, n, k in SHAPES:
         operands = linear(m, n, k)
-        memory = torch.full((m * n + 4096,), float("nan"), device="cuda")
-        out = memory[: m * n].view(m, n)
+        out, behind = poisoned(m, n, dtype=torch.float32)
         launch(schedule, operands, out)
         reference = operands.a.double() @ operands.b.double()
         error = relative_error(out, reference)
-        if not (error < 2e-6 and memory[m * n :].isnan().all()):
-            wrong.append(((m, n, k), error, bool(memory[m * n :].isnan().all())))
+        if not (error < 2e-6 and behind.isnan().all()):
+            wrong.append(((m, n, k), error, bool(behind.isnan().all())))
     assert not wrong
 
 

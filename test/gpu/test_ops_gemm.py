@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlir")
 
-from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from gpu.products import launch, noise, poisoned, relative_error  # noqa: E402
 from shapejit import ops  # noqa: E402
 from shapejit.errors import ShapeJitError  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
-from shapejit.ops.gemm import code_memory, kernels_of  # noqa: E402
-from shapejit.ops.gemm_operands import Operands, result_shape  # noqa: E402
+from shapejit.ops.gemm import code_memory  # noqa: E402
+from shapejit.ops.gemm_operands import Operands  # noqa: E402
 from shapejit.ops.gemm_spec import ACTIVATIONS  # noqa: E402
 from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule  # noqa: E402
 
@@ -31,37 +31,9 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def noise(*sizes: int, dtype: Any = None, seed: int = 0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed + sum(sizes))
-    values = torch.randn(*sizes, device="cuda", generator=generator)
-    return values.to(dtype or torch.bfloat16)
-
-
-def poisoned(*sizes: int, dtype: Any = None) -> tuple[Tensor, Tensor]:
-    """A result full of NaN, and what lies behind it in memory."""
-    count = 1
-    for size in sizes:
-        count *= size
-    memory = torch.full((count + 4096,), float("nan"), device="cuda").to(dtype or torch.bfloat16)
-    return memory[:count].view(*sizes), memory[count:]
-
-
-def relative_error(result: Tensor, reference: Tensor) -> float:
-    if not reference.numel():
-        return 0.0
-    return ((result.double() - reference).norm() / reference.norm().clamp(min=1e-30)).item()
-
-
-def launch(schedule: GemmSchedule, operands: Operands, out: Tensor) -> None:
-    layout, kernels = kernels_of(operands, result_shape(operands), out.data_ptr())
-    loaded = kernels.load(schedule)
-    values = [value.evaluate(layout.symbols) for value in loaded.values]
-    addresses = [tensor.data_ptr() for tensor in (*operands.tensors, out)]
-    assert loaded.kernel is not None
-    loaded.kernel.launch(addresses, values, torch.cuda.current_stream().cuda_stream)
-
-
-def linear(m: int, n: int, k: int, dtype: Any = None, *, n_major: bool = False) -> Operands:
+def linear(
+    m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, *, n_major: bool = False
+) -> Operands:
     w = noise(k, n, dtype=dtype, seed=1) if n_major else noise(n, k, dtype=dtype, seed=1).mT
     return Operands(noise(m, k, dtype=dtype), w, None, None, None, None, None)
 

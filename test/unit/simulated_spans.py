@@ -115,8 +115,10 @@ class SpanAttention(Attention):
             results.append(self._one(q.double(), k.double(), v.double()))
             first_query, first_key = first_query + own, first_key + seen
         if not self.starts:
-            return torch.stack(results) if results else torch.empty(0, m, self.heads * self.value)
-        return torch.cat(results) if results else torch.empty(0, self.heads * self.value)
+            empty = inputs[0].new_empty(0, m, self.heads * self.value, dtype=torch.float64)
+            return torch.stack(results) if results else empty
+        empty = inputs[0].new_empty(0, self.heads * self.value, dtype=torch.float64)
+        return torch.cat(results) if results else empty
 
     def _one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[m, heads * dv] of one batch, in float64."""
@@ -131,8 +133,9 @@ class SpanAttention(Attention):
         )
         scores = q @ k.repeat_interleave(share, 0).transpose(1, 2) * self.factor
         if self.causal is not None:
+            query, key = (torch.arange(each, device=q.device) for each in (m, n))
             offset = int(self.causal) + (n - m if self.from_end else 0)
-            seen = torch.arange(n) <= torch.arange(m)[:, None] + offset
+            seen = key <= query[:, None] + offset
             scores = scores.masked_fill(~seen, -math.inf)
         weights = torch.softmax(scores, -1)
         weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
