@@ -288,7 +288,7 @@ class Matrix:
         assert max(box) <= _MAX_BOX
         return TensorMap(
             operand=self.access.operand,
-            element=element_name(self.access.element),
+            element=map_element(self.access.element),
             dims=tuple(function.value_number(size) for size in sizes),
             strides=tuple(function.value_number(stride) for stride in self.strides[1:]),
             box=(*box, *[1] * (len(self.dims) - 2)),
@@ -317,6 +317,15 @@ def _stride(name: str, stride: Expr, width: int) -> Expr:
 def element_name(element: Type) -> str:
     """An element type as the interface of a kernel names it."""
     return half_name(element) if is_half(element) else str(element)
+
+
+def map_element(element: Type) -> str:
+    """A factor's element type as its tensor map has it.
+
+    TMA rounds float32 to tf32, to the nearest and to even: the tensor cores would cut off the bits
+    that they do not take, which more than doubles the error.
+    """
+    return "tf32" if isinstance(element, ir.F32Type) else element_name(element)
 
 
 def lhs_matrix(problem: GemmProblem) -> Matrix:

@@ -32,6 +32,15 @@ SHAPES = [
     (300, 70, 40), (2, 4096, 14336), (128, 256, 0),
 ]  # fmt: skip
 
+#: Of a product of normal numbers of which both factors are rounded to 11 bits: half an ulp, 2^-11,
+#: over sqrt(3) for each, relative to numbers of 1.5 in the mean.
+TF32_ERROR = 2.0**-11 * (2 / 3) ** 0.5 / 1.35
+
+
+def ieee_bound(k: int) -> float:
+    """The relative error of sums of so many products: that of rounding grows with the root."""
+    return 2e-6 * max(1.0, k / 4096) ** 0.5
+
 
 @pytest.fixture(autouse=True)
 def restored() -> Any:
@@ -57,7 +66,7 @@ def test_schedule_at_all_sizes(device: Device, schedule: GemmSchedule) -> None:
         launch(schedule, operands, out)
         reference = operands.a.double() @ operands.b.double()
         error = relative_error(out, reference)
-        if not (error < 2e-6 and behind.isnan().all()):
+        if not (error < ieee_bound(k) and behind.isnan().all()):
             wrong.append(((m, n, k), error, bool(behind.isnan().all())))
     assert not wrong
 
@@ -78,15 +87,18 @@ def test_schedule_gives_the_same_bits_again(device: Device, schedule: GemmSchedu
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dispatched(device: Device, shape: tuple[int, int, int]) -> None:
-    """No worse than cuBLAS in the same arithmetic, against float64."""
-    for precision in ("ieee", "tf32"):
+    """No worse than cuBLAS in the same arithmetic, against float64.
+
+    With tf32 allowed, cuBLAS computes some shapes in IEEE arithmetic.
+    """
+    for precision, rounding in (("ieee", 0.0), ("tf32", TF32_ERROR)):
         torch.backends.cuda.matmul.fp32_precision = precision
         operands = linear(*shape)
         reference = operands.a.double() @ operands.b.double()
         theirs = relative_error(operands.a @ operands.b, reference)
         for asked in ("auto", precision):
             result = ops.gemm(operands.a, operands.b, deterministic=True, float32_precision=asked)
-            assert relative_error(result, reference) <= 1.2 * theirs + 1e-6
+            assert relative_error(result, reference) <= 1.2 * max(theirs, rounding) + 1e-6
 
 
 def test_strides_and_addresses_of_any_kind(device: Device) -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,6 +23,7 @@ from gpu.runtime_kernels import (
     SUM,
     make,
 )
+from gpu.waiting import eventually
 from shapejit.gpu import memory
 from shapejit.gpu.device import Device
 from shapejit.gpu.errors import DriverCallError, KernelInterfaceError, LaunchError
@@ -32,28 +32,7 @@ from shapejit.gpu.module import Module
 
 torch = pytest.importorskip("torch")
 
-
-@pytest.fixture(autouse=True)
-def everything_is_given_back(device: Device, request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test leaves modules, workspaces or a broken context behind."""
-    failed = request.session.testsfailed
-    yield
-    if request.session.testsfailed != failed:
-        return  # the traceback of a failure holds what its test made
-    torch.cuda.synchronize()
-    gc.collect()
-    _until(lambda: device.runtime.modules() == 0)
-    memory.release_workspaces(device)
-    _until(lambda: memory.workspaces(device).buffers == 0)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Waits for what the driver does in a thread of its own after a graph is destroyed."""
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    assert condition()
+pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 
 
 def _current() -> int:
@@ -193,7 +172,7 @@ def test_programmatic_launches(device: Device) -> None:
     assert number.item() == 200
 
 
-def test_graph(device: Device) -> None:
+def test_graph(device: Device, modules: Callable[[], int]) -> None:
     kernels = {"copy": make(COPY, device), "sum": make(SUM, device), "chain": make(CHAIN, device)}
     source, target = _random(100, 72), _random(100, 72)
     numbers = torch.zeros(2, dtype=torch.int64, device="cuda")
@@ -220,7 +199,7 @@ def test_graph(device: Device) -> None:
     kernels.clear()
     gc.collect()
     memory.release_workspaces(device)
-    assert device.runtime.modules() == 3
+    assert modules() == 3
     assert memory.workspaces(device) == use
     for replay in range(4, 6):
         numbers[0] = 0
@@ -229,8 +208,8 @@ def test_graph(device: Device) -> None:
     del graph
     gc.collect()
     torch.cuda.synchronize()
-    _until(lambda: device.runtime.modules() == 0)
-    _until(lambda: memory.workspaces(device).buffers == 0)
+    eventually(lambda: modules() == 0)
+    eventually(lambda: memory.workspaces(device).buffers == 0)
 
 
 def test_graphs_at_the_same_time(device: Device) -> None:
@@ -306,7 +285,7 @@ def test_loading_and_unloading_during_a_capture(device: Device) -> None:
     assert number.item() == 2
 
 
-def test_unloading_waits_for_launches(device: Device) -> None:
+def test_unloading_waits_for_launches(device: Device, modules: Callable[[], int]) -> None:
     result = torch.zeros(3, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
     stream = torch.cuda.Stream().cuda_stream
@@ -315,7 +294,7 @@ def test_unloading_waits_for_launches(device: Device) -> None:
         kernel.launch((result[i].data_ptr(),), (200_000_000, 1), stream)
         del kernel
         gc.collect()
-        assert device.runtime.modules() == 0
+        assert modules() == 0
     torch.cuda.synchronize()
     assert result.tolist() == [1, 1, 1]
 

@@ -268,6 +268,7 @@ def test_in_a_program() -> None:
 _CODE = [
     (Attention(16, d=128), "flash_128x128_s5_c1"),
     (Attention(16, 4, d=128, causal="s2 - s1"), "flash_192x80_s6_c1"),
+    (Attention(16, d=64), "flash_64x64_s10_c2"),
     (Attention(16, d=128, causal="s2 - s1", mask="i1"), "flash_64x64_s5_c2"),
     (Attention(16, d=64, layout="packed", mask="i1"), "flash_192x128_s8_c1"),
     (Attention(16, d=64, causal="0", element="f16"), "flash_128x128_s8_c1"),

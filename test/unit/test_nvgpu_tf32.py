@@ -27,8 +27,9 @@ GEMM = Gemm(element="f32", out="f32")
 
 
 def rounded(number: Tensor) -> Tensor:
-    """What is left of the 24 bits of a float32's significand: 11."""
-    return (number.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    """The nearest number with 11 of the 24 bits of a float32's significand, of two the even one."""
+    significand, exponent = torch.frexp(number.double())
+    return torch.ldexp(torch.round(significand * 2.0**11) * 2.0**-11, exponent).float()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _NAME = re.compile(
 # Registers of a producer's and of a consumer's thread, by consumers and CTAs a multiprocessor. All
 # warpgroups of a CTA together get no more than it was launched with: for three consumers 4 * 128,
 # for two 3 * 168, for one of two CTAs 2 * 128. Who asks for more waits for ever.
-_REGISTERS = {(1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32, 160)}
+_REGISTERS = {(1, 2): (32, 224), (2, 1): (24, 240), (3, 1): (32, 160)}
 
 _MOST_STAGES = 12
 

@@ -28,7 +28,7 @@ from shapejit.gpu.interface import (
 )
 from shapejit.symbolic import Expr
 
-_ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+_ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "tf32": 4}
 
 
 class Launch:
@@ -144,7 +144,13 @@ class Launch:
         address = addresses[record.operand]
         if isinstance(record, TensorMap):
             self._machine.tensor_maps[place] = TiledMap(
-                address, width, dims, strides, record.box, record.swizzle
+                address,
+                width,
+                dims,
+                strides,
+                record.box,
+                record.swizzle,
+                tf32=record.element == "tf32",
             )
             return
         if min(places(dims[1:-1], record.lower, record.upper, record.steps)) < 1:

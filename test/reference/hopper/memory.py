@@ -85,6 +85,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self._bytes = np.full(SHARED_BYTES, 0xFF, np.uint8)
         self._writer = np.zeros(SHARED_BYTES, np.uint16)
+        self._coming = np.zeros(SHARED_BYTES, bool)
         self.barriers: dict[int, MBarrier] = {}
         self.alive = True
 
@@ -96,7 +97,18 @@ class SharedMemory:
             raise SimulationError(f"misaligned {what} of {width} bytes in shared memory")
         if (offsets >= SHARED_BYTES).any():
             raise SimulationError(f"{what} out of bounds in shared memory")
+        if self._coming[offsets].any():
+            raise SimulationError(f"{what} where a store by another CTA may happen at any time")
         return offsets
+
+    def announce(self, addresses: Addresses, width: int) -> None:
+        """A store by a thread of another CTA is on its way: until `arrive` nobody may touch it."""
+        self._coming[self._offsets(addresses, width, "asynchronous store")] = True
+
+    def arrive(self, addresses: Addresses, data: Bytes, warp: int) -> None:
+        """What was announced happens."""
+        self._coming[expand(addresses, data.shape[-1]).astype(np.int64)] = False
+        self.store(addresses, data, warp)
 
     def load(self, addresses: Addresses, width: int) -> Bytes:
         return self._bytes[self._offsets(addresses, width, "load")]
@@ -178,9 +190,19 @@ def swizzled(addresses: Addresses, swizzle: int) -> Addresses:
     return addresses ^ (((addresses >> np.uint64(7)) & mask) << np.uint64(4))
 
 
+def rounded_to_tf32(data: Bytes) -> Bytes:
+    """float32 numbers with the 11 bits of significand nearest to theirs, of two the even one."""
+    words = np.ascontiguousarray(data).view(np.uint32)
+    nearest = words + np.uint32(0xFFF) + ((words >> np.uint32(13)) & np.uint32(1))
+    finite = (words & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    return np.where(finite, nearest & np.uint32(0xFFFFE000), words).view(np.uint8)
+
+
 @dataclass(frozen=True)
 class TiledMap:
     """A TMA descriptor of a tiled tensor; dims from the fastest on, strides of all in bytes.
+
+    With ``tf32``, elements are float32 that loads round to 11 bits of significand.
 
     Raises:
         ValueError: the driver would refuse it.
@@ -192,6 +214,7 @@ class TiledMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.address % 16 or any(stride % 16 for stride in self.strides[1:]):
@@ -235,7 +258,7 @@ class TiledMap:
         addresses, inside = self._elements(corner)
         data = np.zeros((addresses.size, self.element_bytes), np.uint8)
         data[inside] = memory.load(addresses[inside], self.element_bytes)
-        return self._shared(base), data
+        return self._shared(base), rounded_to_tf32(data) if self.tf32 else data
 
     def store(
         self, memory: GlobalMemory, corner: Sequence[int], base: int, shared: SharedMemory
