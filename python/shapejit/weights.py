@@ -209,7 +209,7 @@ class Weights:
         changed = {n for n, stamp in enumerate(stamps) if stamp != self._stamps[n]}
         start = time.perf_counter()
         self._buffers = self._make_buffers(changed)
-        if self._device.type == "cuda" and self._buffers.copied_bytes:
+        if self._device.type == "cuda" and self._copies_of(changed):
             # Calls in other streams read the copies, too. A capture, which cannot wait, fails here
             # instead of reading copies that are made when it is replayed.
             torch.cuda.current_stream(self._device).synchronize()
@@ -221,6 +221,13 @@ class Weights:
         )
         self._stamps = stamps
         self._watch()
+
+    def _copies_of(self, changed: set[int]) -> bool:
+        """Whether there are copies of some of these weights."""
+        in_place = enumerate(self._buffers.in_place)
+        return any(
+            index in changed and self._is_copy(index, tensor) for index, tensor in in_place
+        ) or not all(changed.isdisjoint(sources(pack)) for pack in self.packs)
 
     def _stamp(self, index: int) -> Stamp | None:
         """What tells one state of a weight from the next; None once it is freed."""

@@ -150,8 +150,8 @@ class Encoder(nn.Module):
         return x + self.down(functional.gelu(self.up(x)))
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_a_model(device: Device, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "rounding"), [("ieee", 0.0), ("tf32", TF32_ERROR)])
+def test_a_model(device: Device, precision: str, rounding: float) -> None:
     torch.manual_seed(0)
     model = Encoder().cuda().eval()
     batch, length = Dim("batch", min=1, max=8), Dim("length", min=1, max=300)
@@ -168,7 +168,7 @@ def test_a_model(device: Device, precision: str) -> None:
             x = noise(b, s, 128)
             exact = copy.deepcopy(model).double()(x.double())
             theirs = relative_error(model(x), exact)
-            assert relative_error(program(x), exact) <= 1.2 * theirs + 1e-6
+            assert relative_error(program(x), exact) <= 1.2 * max(theirs, rounding) + 1e-6
 
 
 @pytest.mark.parametrize(

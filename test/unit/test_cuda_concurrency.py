@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shapejit.artefacts import Artefacts
 from shapejit.gpu.program_run import GpuExecution
 from shapejit.program import Program
 from unit.fake_cuda import Fake
-from unit.gpu_programs import CPU, FakeProgram, deep, with_fake_code
+from unit.gpu_programs import CPU, FakeProgram, deep, residual, with_fake_code
 from unit.test_cuda_graphs import LAUNCHES, WIDTH, arena_of, check_launch
 
 THREADS = 4
@@ -56,9 +58,13 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
     fake.check()
 
 
-def on_streams(fake: Fake, device: int = 0) -> FakeProgram:
-    """`Deep` on a device, with a current stream for each thread."""
-    artefacts, weights = deep()
+def on_streams(
+    fake: Fake,
+    device: int = 0,
+    of: Callable[[], tuple[Artefacts, list[Tensor]]] = deep,
+) -> FakeProgram:
+    """A program, `Deep`, on a device, with a current stream for each thread."""
+    artefacts, weights = of()
     made, streams = with_fake_code(artefacts), ThreadStreams()
     execution = GpuExecution.of(made, fake.driver.device(device), CPU, streams)
     program = Program(made, weights, execution=execution)
@@ -172,6 +178,30 @@ def test_threads_in_one_stream(fake: Fake) -> None:
     for start in range(0, len(launched), 1 + LAUNCHES):
         heads = [each.entry.startswith(b"head_") for each in launched[start : start + 5]]
         assert heads == [True] + [False] * LAUNCHES
+    fake.controls.fakeStreamDestroy(stream)
+
+
+def test_threads_in_one_stream_without_a_graph(fake: Fake) -> None:
+    """Two launches a call, the second of which reads what the first left in the shared arena."""
+    one = on_streams(fake, of=residual)
+    stream, calls = fake.controls.fakeStreamCreate(0), 100
+
+    def work(seed: int) -> None:
+        one.streams.handle = stream
+        rng = random.Random(seed)
+        for _ in range(calls):
+            one.program(torch.empty(rng.randint(1, 100), WIDTH, dtype=torch.bfloat16))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(*(functools.partial(work, seed) for seed in range(THREADS)))
+    finally:
+        sys.setswitchinterval(before)
+    entries = [bytes(fake.controls.fakeLaunchAt(n)[0].entry) for n in range(fake.launches)]
+    assert len(entries) == 2 * THREADS * calls
+    first, second = set(entries[::2]), set(entries[1::2])
+    assert first.isdisjoint(second), "launches of two calls are mixed"
     fake.controls.fakeStreamDestroy(stream)
 
 

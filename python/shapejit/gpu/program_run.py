@@ -204,9 +204,13 @@ class QueuedExecution(GpuExecution):
         handles = [kernel.handle for kernel in self.kernels]
         self._table = (c_void_p * max(len(handles), 1))(*handles)
         self._run: Callable[..., int] = _RUN(self._library.lookup(ENTRY_RUN))
+        self._queueing = threading.Lock()
 
     def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
-        if status := self._run(symbols, buffers, arena, self._table, stream):
+        # Calls of several threads in one stream have one arena: launches of two must not mix.
+        with self._queueing:
+            status = self._run(symbols, buffers, arena, self._table, stream)
+        if status:
             self._runtime.check(status)
 
 
