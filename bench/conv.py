@@ -15,6 +15,8 @@ picks with benchmarks differs from run to run, so a comparison takes the lower t
     for i in 1 2 3; do python bench/conv.py --output conv-$i.json; done
     python bench/conv.py --lower conv-1.json conv-2.json conv-3.json
 
+``--halo`` times every schedule of the family halo beside the chosen ones, where it suits a layer.
+
 Results are checked against float64 before they are timed. Calls are captured into CUDA graphs and
 replayed in a shuffled order, in bursts and sustained, as in ``gemm.py``; figures are the best
 peer's median time over ours. Writes ``bench/results/conv-<GPU>.json``.
@@ -33,6 +35,7 @@ from kernel_runs import Record, parser_of, run, summary
 from torch import Tensor
 from torch.nn import functional
 
+from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES
 from unit.cpu_convs import Layer, kernel_text
 
 ELEMENT, DTYPE = "bf16", torch.bfloat16
@@ -235,11 +238,14 @@ def lower(paths: Sequence[Path]) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__, ("known", "others", "depthwise"))
+    parser.add_argument("--halo", action="store_true", help="measure all schedules with a halo too")
     parser.add_argument("--lower", type=Path, nargs="*", help="the lower times of these results")
     arguments = parser.parse_args()
     if arguments.lower:
         lower(arguments.lower)
         return
+    if arguments.halo:
+        arguments.variants += map(str, HALO_CANDIDATES)
     run("conv", all_cells(), arguments)
 
 

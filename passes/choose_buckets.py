@@ -54,7 +54,7 @@ from shapejit.passes.buckets.choice import Bucket, ChoiceError, ChoiceOptions, c
 from shapejit.passes.buckets.device import H200, Device, device_of_target
 from shapejit.passes.buckets.histogram import expected_sizes, parse_histogram
 from shapejit.passes.buckets.kernels import GemmKernel, conv_kernel, gemm_kernel
-from shapejit.passes.buckets.samples import spread_samples
+from shapejit.passes.buckets.samples import Samples, spread_samples
 from shapejit.passes.buckets.stated import StatedKernel, stated_kernel
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.families import CONV, GEMM, family_of
@@ -68,7 +68,9 @@ def _device(module: Any) -> Device:
     return device_of_target(ir.StringAttr(module.attributes["shapejit.target"]).value)
 
 
-def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[StatedKernel]]:
+def _kernels(
+    module: Any, device: Device, samples: Samples
+) -> tuple[list[GemmKernel], list[StatedKernel]]:
     """The products of a module, and the kernels whose families choose for themselves."""
     bindings = bindings_of(module)
     gemms: list[GemmKernel] = []
@@ -79,7 +81,7 @@ def _kernels(module: Any, device: Device) -> tuple[list[GemmKernel], list[Stated
             if family is GEMM:
                 gemms.append(gemm_kernel(name, kernel, bindings[name]))
             elif family is CONV:
-                gemms.append(conv_kernel(name, kernel, bindings[name]))
+                gemms.append(conv_kernel(name, kernel, bindings[name], samples))
             elif family is not None:
                 stated.append(stated_kernel(name, kernel, bindings[name], family, device))
         except LoweringError as error:
@@ -127,9 +129,10 @@ class ChooseBuckets(Pass):
             device = _device(module)
         except ValueError as error:
             raise PassFailure(module, str(error)) from error
-        gemms, stated = _kernels(module, device)
+        samples = spread_samples(module)
+        gemms, stated = _kernels(module, device, samples)
         try:
-            choices = choose_for_kernels(gemms, stated, device, options, spread_samples(module))
+            choices = choose_for_kernels(gemms, stated, device, options, samples)
         except ChoiceError as error:
             raise PassFailure(error.kernel.op, f"this kernel {error}") from error
         kernels: list[GemmKernel | StatedKernel] = [*gemms, *stated]

@@ -8,7 +8,9 @@ take as many times the image's memory as there are taps. TMA reads that matrix f
 itself (im2col mode): it finds the pixels of a tap for a run of places of the window, over rows and
 images, and gives zeros for those beyond the edge. So the kernels of matrix products serve, with
 other loads: rings, clusters, splits of K and epilogues are the same. A kernel takes any number of
-images of any size; stride, padding and dilation are in its tensor map. See docs/convolution.md.
+images of any size; stride, padding and dilation are in its tensor map. Where the window moves from
+pixel to pixel, a tile of pixels with its halo may be loaded once for all taps instead (family
+``halo``). See docs/convolution.md.
 
 Before::
 
@@ -66,7 +68,7 @@ class LowerConvToNvgpu(LowerVariants[str]):
         return serves(kernel)
 
     def parse(self, name: str) -> str:
-        return name  # a name of one of two families: `lower` reads it with the kernel at hand
+        return name  # a name of one of several families: `lower` reads it with the kernel at hand
 
     def lower(self, kernel: Any, variant: str, architecture: Architecture) -> None:
         lower(

@@ -12,8 +12,11 @@ from typing import Any
 from shapejit import ir as sir
 from shapejit.passes.buckets.bindings import Bindings
 from shapejit.passes.buckets.grid import GemmSize, Integers, SizeFunction, SizeOnAxis
+from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
 from shapejit.passes.buckets.problem import GemmTraits
+from shapejit.passes.buckets.samples import Samples
 from shapejit.passes.nvgpu.conv.gathered import gathering_schedule
+from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
 from shapejit.passes.nvgpu.conv.problem import conv_problem
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -89,8 +92,11 @@ def _product_kernel(
     )
 
 
-def conv_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
+def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) -> GemmKernel:
     """The same for a kernel with a convolution, as a product of pixels and filters.
+
+    Args:
+        samples: values of the module's symbols, which say what images there are.
 
     Raises:
         LoweringError: no family of kernels can compute it.
@@ -101,9 +107,27 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
         result_bytes=sir.element_bytes(problem.result.element),
         extra_bytes=_matrix_bytes(problem),
         lhs_share=_pixels_share(problem),
+        halo=_halo_traits(problem, bindings, samples),
     )
     made = _product_kernel(name, kernel, bindings, problem, traits)
     return replace(made, fallback=gathering_schedule(problem.space[problem.n].constant))
+
+
+def _halo_traits(problem: ConvProduct, bindings: Bindings, samples: Samples) -> HaloTraits | None:
+    """What tiles with a halo depend on; None if the taps share no pixels, or no map reads them."""
+    conv = problem.conv
+    try:
+        product = HaloProduct.of(conv, _DEPTH)
+        lhs_matrix(product)
+    except LoweringError:
+        return None
+    high, wide = conv.pixels
+    return HaloTraits(
+        product.window,
+        conv.filters.constant,
+        product.grouped,
+        ImageShapes.of((problem.space[problem.m], high, wide), bindings, samples),
+    )
 
 
 def _pixels_share(problem: ConvProduct) -> float:

@@ -24,8 +24,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shapejit.passes.buckets import halo
 from shapejit.passes.buckets.constants import Constants, constants_of, factor_key
 from shapejit.passes.buckets.device import Device
+from shapejit.passes.buckets.halo import HaloTraits
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.simt import cost as simt
@@ -49,6 +51,8 @@ _STATIC: Final = 1024
 _MOST_CTAS: Final = 2
 # Of the second-level cache, what stays of an operand while others stream through it.
 _KEPT_SHARE: Final = 0.5
+# Of a number of tiles that is a mean.
+_ROUNDING: Final = 1e-6
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
@@ -130,13 +134,14 @@ def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
         return staged
     # Every CTA of the cluster owns some groups of 8 columns and gets the others' sums of them.
     part = -(-(columns // 8) // schedule.split)
-    owners = -(-(columns // 8) // part)
     sums = part * traits.weights * schedule.consumers * 128 * 16
-    return staged + (owners - (owners == schedule.split) + schedule.split - 1) * sums
+    return staged + (schedule.split - 1) * sums
 
 
 def loaded_bytes(schedule: GemmSchedule, traits: GemmTraits) -> float:
     """Bytes of a stage that a CTA asks for itself; the others of its cluster send it the rest."""
+    if schedule.family == "halo":
+        return halo.loaded_bytes(schedule, _halo(traits))
     rows, columns = float(schedule.rows), float(schedule.columns)
     if schedule.swapped:
         rows *= traits.weights
@@ -146,16 +151,24 @@ def loaded_bytes(schedule: GemmSchedule, traits: GemmTraits) -> float:
     return asked * schedule.depth * traits.element_bytes
 
 
+def _halo(traits: GemmTraits) -> HaloTraits:
+    assert traits.halo is not None, "candidates of other products have no halo"
+    return traits.halo
+
+
 def resident_ctas(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
     """CTAs of a schedule that a multiprocessor holds at once; 0 if not even one fits."""
     if schedule.family == "simt":
         shared = schedule.stages * stage_bytes(schedule, traits) + staging_bytes(schedule, traits)
         tiling = Tiling.of(schedule)
         return simt.resident_ctas(tiling, traits.weights, shared, device.shared_bytes)
-    sharers = 1 if schedule.turns else schedule.consumers
+    sharers = 1 if schedule.turns or schedule.resident else schedule.consumers
     accumulators = schedule.rows * schedule.columns * traits.weights
     if accumulators > sharers * 128 * _MAX_ACCUMULATORS:
         return 0
+    if schedule.family == "halo":
+        other = _STATIC + staging_bytes(schedule, traits)
+        return int(halo.fits(device, schedule, _halo(traits), other))
     shared = schedule.stages * stage_bytes(schedule, traits) + staging_bytes(schedule, traits)
     fitting = device.shared_bytes // (shared + _STATIC + device.shared_reserved)
     return min(fitting, 1 if schedule.family in ("persistent", "swapped") else _MOST_CTAS)
@@ -178,7 +191,7 @@ class CostModel:
         constants: rates of the device; those on record by default.
 
     Raises:
-        ValueError: a schedule does not fit on a multiprocessor; see `fitting`.
+        ValueError: there are no schedules, or one does not fit on a multiprocessor; see `fitting`.
     """
 
     def __init__(
@@ -189,6 +202,8 @@ class CostModel:
         constants: Constants | None = None,
     ) -> None:
         self.device, self.schedules = device, tuple(schedules)
+        if not self.schedules:
+            raise ValueError("a cost model of no schedules has nothing to compare")
         self.traits = traits or GemmTraits()
         self.constants = constants or constants_of(device.name)
         self._columns = _Columns(device, self.schedules, self.traits, self.constants)
@@ -204,7 +219,8 @@ class CostModel:
         # An empty sum still launches and stores; a tile of an empty result costs nothing.
         rows, columns = np.where(s.swapped, n, m), np.where(s.swapped, m, n)
         steps = np.ceil(k / s.depth)
-        row_tiles, column_tiles = np.ceil(rows / s.rows), np.ceil(columns / s.columns)
+        row_tiles = np.ceil(rows / s.rows)
+        column_tiles = np.ceil(columns * s.covered(m) / s.columns - _ROUNDING)
         clusters = batch * row_tiles * column_tiles
         tiles = np.ceil(clusters / s.resident)
         work, handed_over = self._work(clusters, tiles, steps)
@@ -298,14 +314,16 @@ class _Columns:
 
         c = constants
         rows, columns = column([s.rows for s in schedules]), column([s.columns for s in schedules])
-        factor = column([c.factors.get(factor_key(s), 1.0) for s in schedules])
+        factor = column([_factor(c, s, traits) for s in schedules])
         self.ctas_per_sm = column([resident_ctas(device, s, traits) for s in schedules])
         self.depth = column([s.depth for s in schedules])
-        self.stages = column([s.stages for s in schedules])
+        self.stages = column([_stages(device, s, traits) for s in schedules])
+        self._halo, self._lines = traits.halo, halo.lines_of(schedules)
         self.split = column([s.split for s in schedules])
         self.swapped = np.array([[s.swapped] for s in schedules])
         self.stream = np.array([[s.stream] for s in schedules])
-        self.turns = np.array([[s.turns] for s in schedules])
+        # Also of those with resident filters each consumer has tiles of its own.
+        self.turns = np.array([[s.turns or s.resident] for s in schedules])
         self.any_stream = bool(self.stream.any())
         # Of a cluster, in rows and columns of the result's tiles.
         self.rows = rows * column([s.columns_shared for s in schedules])
@@ -313,7 +331,8 @@ class _Columns:
         self.group = np.maximum(GROUP_ROWS // self.rows, 1.0)
         self.resident = column([device.clusters(s.cluster) for s in schedules])
         clustered = column([s.cluster > 1 for s in schedules])
-        self.launch = c.launch + c.latency + c.cluster_launch * clustered
+        first = column([_first_bytes(s, traits) for s in schedules]) / (1e3 * c.fill_rate)
+        self.launch = c.launch + c.latency + c.cluster_launch * clustered + first
         cycles = rows / _ROWS * self.depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
         cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
         rate = 1e3 * device.clock_ghz * c.tensor_efficiency
@@ -334,12 +353,42 @@ class _Columns:
         )
         self.partial_time = partial / (1e3 * c.stream_rate)
 
+    def covered(self, m: Array) -> Array:
+        """Rows of the lhs that tiles have, over those that there are: of tiles with a halo, which
+        do not reach from image to image."""
+        if not any(self._lines):
+            return np.ones((1, 1))
+        assert self._halo is not None
+        shapes, [rows] = self._halo.shapes, m
+        ones = np.ones_like(rows)
+        return np.array([shapes.covered(n, rows) if n else ones for n in self._lines])
+
     def step_of(self, tiles: Array) -> Array:
         """Time of a multiprocessor to multiply a stage, if it has so many tiles."""
         warps = np.minimum(tiles, self.ctas_per_sm) * self._warps
         slow = self._simt & (warps < simt.ENOUGH_WARPS)
         time: Array = self._multiply_step * np.where(slow, simt.FEW_WARPS_FACTOR, 1.0)
         return time
+
+
+def _factor(constants: Constants, schedule: GemmSchedule, traits: GemmTraits) -> float:
+    """What is particular to a schedule's steps."""
+    known = constants.factors.get(factor_key(schedule))
+    if schedule.family == "halo":
+        return halo.STEP_FACTOR if known is None else known
+    other = 1.0 if traits.halo is None else halo.IM2COL_FACTOR
+    return other * (1.0 if known is None else known)
+
+
+def _stages(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
+    if schedule.family != "halo":
+        return schedule.stages
+    other = _STATIC + staging_bytes(schedule, traits)
+    return halo.stages(device, schedule, _halo(traits), other)
+
+
+def _first_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
+    return halo.first_bytes(schedule, _halo(traits)) if schedule.family == "halo" else 0
 
 
 def _simt_cycles(schedule: GemmSchedule, traits: GemmTraits) -> float:

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from shapejit.passes.buckets.halo import HaloTraits
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Sizes: TypeAlias = "int | Sequence[int] | npt.NDArray[Any]"
@@ -31,6 +34,7 @@ class GemmTraits:
         rhs_k_major: the same of the weights, and n.
         lhs_share: of the elements of the lhs, those that lie in memory: the pixels of a convolution
             are elements of several rows.
+        halo: of a convolution whose taps share pixels; None of all other products.
     """
 
     element_bytes: int = 2
@@ -42,6 +46,7 @@ class GemmTraits:
     lhs_k_major: bool = True
     rhs_k_major: bool = True
     lhs_share: float = 1.0
+    halo: HaloTraits | None = None
 
 
 @dataclass(frozen=True)

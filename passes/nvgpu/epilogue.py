@@ -16,6 +16,7 @@ from shapejit.passes.nvgpu.builder import Num, Value, index
 from shapejit.passes.nvgpu.extras import Directions, ExtraReader, TileOrigin, TileReader
 from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.problem import (
+    Access,
     GemmProblem,
     Matrix,
     is_half,
@@ -77,11 +78,17 @@ class Epilogue:
     ) -> None:
         self._function, self._problem = function, problem
         self._directions, self._threads, self.store = directions, threads, store
-        self._readers = [ExtraReader(function, extra, directions) for extra in problem.extras]
+        self._readers = [self._reader(extra) for extra in problem.extras]
+
+    def _reader(self, extra: Access) -> ExtraReader:
+        return ExtraReader(self._function, extra, self._directions)
+
+    def _tile_reader(self, origin: TileOrigin) -> TileReader:
+        return TileReader(self._function, self._readers, self._directions, self._threads, origin)
 
     def tile(self, origin: TileOrigin, blocks: int, columns: int) -> TileEpilogue:
         """The epilogue of one tile of a consumer: ``blocks`` times 64 rows by ``columns``."""
-        reader = TileReader(self._function, self._readers, self._directions, self._threads, origin)
+        reader = self._tile_reader(origin)
         groups, step = columns // 8, self.store.groups
         places = itertools.product(range(blocks), range(0, groups, step))
         chunks = [

@@ -17,7 +17,7 @@ beside the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -124,6 +124,9 @@ class ExtraReader:
     @cached_property
     def way(self) -> Way:
         """How it is read."""
+        return self._find_way()
+
+    def _find_way(self) -> Way:
         if not self._access.is_linear:
             return Way.ANYWHERE
         directions = self._directions
@@ -189,12 +192,12 @@ class TileReader:
     def __init__(
         self,
         function: KernelFunction,
-        readers: list[ExtraReader],
+        readers: Sequence[ExtraReader],
         directions: Directions,
         threads: Threads,
         origin: TileOrigin,
     ) -> None:
-        self._readers, self._directions, self._origin = readers, directions, origin
+        self._readers, self._directions, self._origin = list(readers), directions, origin
         self._fragment = Fragment.of(threads.warp, threads.lane)
         # The same with rows and columns exchanged, for blocks that are loaded transposed.
         self._turned = Fragment(
@@ -295,9 +298,13 @@ class TileReader:
         """
         if group == 0:
             return line
-        step = self._readers[number].column_bytes(8)
+        step = self._group_bytes(self._readers[number])
         before = self._along(number, line, block, half, group - 1)
         return self._once(("along", number, block, half, group), lambda: add(before, step))
+
+    def _group_bytes(self, reader: ExtraReader) -> Num:
+        """From a group of columns to the next."""
+        return reader.column_bytes(8)
 
     def _column_pairs(self, number: int, block: int, group: int) -> Quad:
         reader, inside = self._readers[number], self._inside(self._fragment, group)

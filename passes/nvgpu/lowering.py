@@ -75,7 +75,11 @@ def variant_name(kernel: Any, schedule: GemmSchedule) -> str:
 
 
 def _check_family(problem: GemmProblem, schedule: GemmSchedule) -> None:
-    """Whether a schedule is for the factors' type."""
+    """Whether a schedule is for a product, and for the factors' type."""
+    if schedule.family not in _EMITTERS:
+        raise LoweringError(
+            f"multiplies matrices by the schedule {schedule}, which is for convolutions"
+        )
     if is_half(problem.element) == (schedule.family == "simt" or schedule.tf32):
         rule = "simt and tf32 are for f32, the other schedules for bf16 and f16"
         raise LoweringError(f"multiplies {problem.element} by the schedule {schedule}; {rule}")

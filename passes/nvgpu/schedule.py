@@ -17,6 +17,8 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     persistent_128x256x32_s4_w2_tf32        float32 on the tensor cores, factors rounded to tf32
     simt_128x64x32_s3_w1                    float32 on the CUDA cores; any strides and addresses
     simt_32x32x32_s6_w1_k2_p4               the same; 2 CTAs share K, and 4 parts of each a stage
+    halo_128x112x64_s6_w2                   convolutions: 8 x 14 pixels, which all taps share
+    halo_64x112x64_s9_w2_resident           the same; the filters stay in shared memory
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ STREAMING_TILES = 80
 
 _FLOAT_BYTES = 4
 
-FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt")
+FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt", "halo")
 
 _NAME = re.compile(
     r"(?P<family>[a-z_]+)_(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)_s(?P<stages>\d+)"
     r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
     r"(?:_k(?P<split>\d+))?(?:_p(?P<parts>\d+))?"
-    r"(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?(?P<tf32>_tf32)?"
+    r"(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?(?P<resident>_resident)?"
+    r"(?P<tf32>_tf32)?"
 )
 
 
@@ -66,6 +69,8 @@ class GemmSchedule:
             runs beside the products of the other. Each has all rows of its tile.
         once: all of the GPU is busy reading weights, of which there are `STREAMING_TILES` tiles or
             more; for ``small_m`` where the number of columns is not known.
+        resident: all filters, of `stages` taps and blocks of channels at most, stay in shared
+            memory, and each consumer has tiles of its own; for ``halo``.
         tf32: factors are float32, which the tensor cores round to tf32 (11 bits).
     """
 
@@ -82,6 +87,7 @@ class GemmSchedule:
     stream: bool = False
     turns: bool = False
     once: bool = False
+    resident: bool = False
     tf32: bool = False
 
     @property
@@ -92,7 +98,7 @@ class GemmSchedule:
     @property
     def swapped(self) -> bool:
         """Whether the rows of a tile are columns of the result."""
-        return self.family in ("swapped", "small_m")
+        return self.family in ("swapped", "small_m", "halo")
 
     @property
     def takes_any_address(self) -> bool:
@@ -119,7 +125,7 @@ class GemmSchedule:
             ("p", self.parts),
         ):
             text += f"_{letter}{value}" if value != 1 else ""
-        for word in ("stream", "turns", "once", "tf32"):
+        for word in ("stream", "turns", "once", "resident", "tf32"):
             text += f"_{word}" if getattr(self, word) else ""
         return text
 
@@ -154,6 +160,7 @@ class GemmSchedule:
             stream=match["stream"] is not None,
             turns=match["turns"] is not None,
             once=match["once"] is not None,
+            resident=match["resident"] is not None,
             tf32=match["tf32"] is not None,
         )
 
@@ -226,11 +233,23 @@ SIMT_CANDIDATES = _all(
     "simt_8x64x32_s6_w1_k4_p4",
 )
 
+#: What it chooses from, too, for convolutions whose taps share pixels.
+HALO_CANDIDATES = _all(
+    "halo_64x56x64_s12_w1",
+    "halo_64x112x64_s9_w1",
+    "halo_64x112x64_s9_w2_resident",
+    "halo_64x128x64_s9_w2_resident",
+    "halo_128x112x64_s6_w2",
+    "halo_128x128x64_s6_w2",
+    "halo_128x224x64_s5_w2",
+    "halo_256x128x64_s4_w2",
+)
+
 #: The same for those whose factors may be rounded to tf32: stages have as many bytes.
 TF32_CANDIDATES = tuple(replace(each, depth=each.depth // 2, tf32=True) for each in CANDIDATES)
 
 #: All of these.
-ALL_CANDIDATES = (*CANDIDATES, *SIMT_CANDIDATES, *TF32_CANDIDATES)
+ALL_CANDIDATES = (*CANDIDATES, *HALO_CANDIDATES, *SIMT_CANDIDATES, *TF32_CANDIDATES)
 
 #: A kernel of float32 that serves all sizes until a better one is built.
 SIMT_GENERIC = GemmSchedule.parse("simt_64x64x32_s4_w1")
@@ -250,7 +269,8 @@ def candidates_for(
         tf32: whether factors of float32 may be rounded to tf32, and tensor maps read them.
     """
     if traits.element_bytes != _FLOAT_BYTES:
-        return tuple(s for s in candidates if not (s.takes_any_address or s.tf32))
+        mapped = (s for s in candidates if not (s.takes_any_address or s.tf32))
+        return tuple(s for s in mapped if traits.halo is not None or s.family != "halo")
     # The tensor cores take tf32 with neighbours along K only.
     tf32 = tf32 and traits.lhs_k_major and traits.rhs_k_major
     return tuple(s for s in candidates if s.family == "simt" or (tf32 and s.tf32))

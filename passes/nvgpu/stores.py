@@ -18,6 +18,7 @@ from typing import Protocol
 from mlir import ir
 from mlir.dialects import nvvm
 
+from shapejit.gpu.interface import Im2colMap, TensorMap
 from shapejit.passes.nvgpu import ptx
 from shapejit.passes.nvgpu.builder import (
     Num,
@@ -46,6 +47,8 @@ from shapejit.symbolic.expr import ZERO
 _PANEL = 64  # elements of 16 bits in a line of 128 bytes
 _LINE_BYTES = 128
 _STRIP_ROWS = 8  # of a transposed store's box
+#: Of a strip of 8 rows of the result, in the staging area of a transposed store.
+STRIP_BYTES = _STRIP_ROWS * _LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,11 @@ class StagedStore:
         self._offset = memory.allocate(consumers * 2 * self._half)
         box = (_PANEL, _STRIP_ROWS if turned else ROWS)
         record = matrix.record(function, box, _LINE_BYTES)
-        self._descriptor = Descriptor.make(function, record, self._element)
+        self._descriptor = Descriptor.make(function, self._boxed(record), self._element)
+
+    def _boxed(self, record: TensorMap | Im2colMap) -> TensorMap | Im2colMap:
+        """The result's map in the boxes that are stored."""
+        return record
 
     def prefetch(self) -> None:
         self._descriptor.prefetch()
@@ -167,7 +174,7 @@ class StagedStore:
         warp, lane = and_(self._threads.warp, 3), self._threads.lane
         in_matrix, number = and_(lane, 7), shr(lane, 3)
         chunk = xor(add(mul(warp, 2), and_(number, 1)), in_matrix)
-        strip = mul(shr(number, 1), _STRIP_ROWS * _LINE_BYTES)
+        strip = mul(shr(number, 1), STRIP_BYTES)
         line = add(mul(in_matrix, _LINE_BYTES), shl(chunk, 4))
         return add(add(self._first, strip), line)
 
@@ -205,7 +212,7 @@ class StagedStore:
         """Matrices of 16 columns, which become lines, one pair of strips after the other."""
         attributes = matrix_attributes("col")
         for quad in range(0, len(packed), 4):
-            pointer = self._memory.pointer(lane_offset, quad // 4 * 2 * _STRIP_ROWS * _LINE_BYTES)
+            pointer = self._memory.pointer(lane_offset, quad // 4 * 2 * STRIP_BYTES)
             nvvm.StMatrixOp(pointer, packed[quad : quad + 4], *attributes)
 
     def _start(self, offset: Value, origin: TileOrigin, chunk: Chunk) -> None:
@@ -219,7 +226,7 @@ class StagedStore:
             boxes = [(row, add(column, 8 * number)) for number in range(len(chunk.groups))]
         rest = [origin.batch[dim] for dim in self._matrix.dims[2:]]
         for number, (n, m) in enumerate(boxes):
-            strip = add(offset, number * _STRIP_ROWS * _LINE_BYTES)
+            strip = add(offset, number * STRIP_BYTES)
             with self._inside(n, 0), self._inside(m, 1):
                 self._descriptor.store(self._memory, strip, [n, m, *rest])
 

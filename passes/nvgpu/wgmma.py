@@ -114,8 +114,13 @@ class TileLayout:
 
     @property
     def high_word(self) -> int:
-        """Upper half of a descriptor: from one swizzle pattern to the next, and its mode."""
-        return (_LINES * self.swizzle) >> 4 | _SWIZZLE_MODES[self.swizzle] << 30
+        """Upper half of a descriptor: from eight lines to the next, and the swizzle's mode."""
+        return self._group_bytes >> 4 | _SWIZZLE_MODES[self.swizzle] << 30
+
+    @property
+    def _group_bytes(self) -> int:
+        """From eight lines to the next."""
+        return _LINES * self.swizzle
 
     @property
     def _leading(self) -> int:

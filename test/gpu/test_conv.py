@@ -19,7 +19,9 @@ from torch import Tensor, nn  # noqa: E402
 import shapejit  # noqa: E402
 from gpu.loop_kernels import DeviceKernel  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
+from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES  # noqa: E402
 from unit import test_nvgpu_conv as simulated  # noqa: E402
+from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
 from unit.cpu_convs import Layer  # noqa: E402
 from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
 
@@ -33,6 +35,7 @@ ALIGNED = (
     "small_m_64x64x64_s12_w1_r2",
     "small_m_128x80x64_s6_w2_k2",
 )
+HALO = tuple(map(str, HALO_CANDIDATES))
 GATHERED = ("unaligned_64x16x64_s3_w1", "unaligned_64x64x64_s3_w1")
 IMAGES = ((1, 1, 1), (1, 7, 7), (3, 14, 13), (2, 45, 77), (16, 56, 56))
 
@@ -79,6 +82,22 @@ def test_windows(device: Device, name: str, schedule: str) -> None:
     check(layer, schedule, device, 2, *image)
 
 
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("schedule", HALO)
+def test_halo(device: Device, schedule: str, image: tuple[int, int, int]) -> None:
+    layer = replace(simulated.PLAIN, inside=72, outside=136)
+    if schedule.endswith("resident"):
+        layer = replace(layer, inside=64, outside=56)
+    check(layer, schedule, device, *image)
+
+
+@pytest.mark.parametrize("schedule", HALO[:2] + HALO[-2:])
+@pytest.mark.parametrize("name", simulated_halo.WINDOWS)
+def test_windows_with_a_halo(device: Device, name: str, schedule: str) -> None:
+    for image in ((20, 11), (33, 61)):
+        check(simulated_halo.WINDOWS[name], schedule, device, 2, *image)
+
+
 @pytest.mark.parametrize("schedule", GATHERED)
 @pytest.mark.parametrize("name", simulated.GATHERS)
 def test_gathered(device: Device, name: str, schedule: str) -> None:
@@ -112,8 +131,10 @@ def test_random_layers(device: Device, element: str) -> None:
         image = (rng.randint(1, 40), rng.randint(1, 40))
         if not layer.is_legal(image) or min(layer.pixels(image)) < 1:
             continue
-        aligned = layer.inside % 8 == 0
-        schedule = rng.choice(ALIGNED if aligned else GATHERED)
+        schedules = ALIGNED if layer.inside % 8 == 0 else GATHERED
+        if schedules == ALIGNED and layer.strides == (1, 1) and taps > 1:
+            schedules += tuple(each for each in HALO if not each.endswith("resident"))
+        schedule = rng.choice(schedules)
         operands = [each.cuda() for each in layer.operands(rng.randint(1, 5), image)]
         expected = layer.reference([each.double() for each in operands])
         own = layer.reference(operands)

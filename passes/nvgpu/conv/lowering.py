@@ -11,7 +11,8 @@ from mlir import ir
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.conv import depthwise, gathered
-from shapejit.passes.nvgpu.conv.problem import conv_problem, is_conv
+from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
+from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem, is_conv
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import emit_behind
@@ -27,6 +28,7 @@ _EMITTERS = {
     "swapped": "persistent",
     "small_m": "small_m",
     "unaligned": "conv.gathered",
+    "halo": "conv.halo",
 }
 
 
@@ -99,10 +101,15 @@ def _emit(
         raise
     except ValueError as error:
         raise LoweringError(f"has a variant without a schedule: {error}") from error
-    is_gathered = schedule.family == UNALIGNED.family  # of which K is not filled up
+    if schedule.family not in _EMITTERS or schedule.tf32:
+        families = ", ".join(_EMITTERS)
+        raise LoweringError(
+            f"has the schedule {schedule}; convolutions of {conv.element} have those of the "
+            f"families {families}, and depthwise ones"
+        )
     request = GemmRequest(
         name,
-        ConvProduct.of(conv, 1 if is_gathered else schedule.depth),
+        _product(conv, schedule),
         schedule,
         architecture,
         block=block,
@@ -112,3 +119,11 @@ def _emit(
     emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
     interface: KernelInterface = emitter.emit(request)
     return interface
+
+
+def _product(conv: ConvProblem, schedule: GemmSchedule) -> ConvProduct:
+    """The product that a schedule's family computes."""
+    if schedule.family == "halo":
+        return HaloProduct.of(conv, schedule.depth)
+    is_gathered = schedule.family == UNALIGNED.family  # of which K is not filled up
+    return ConvProduct.of(conv, 1 if is_gathered else schedule.depth)

@@ -117,7 +117,7 @@ def _product(conv: ConvProblem, depth: int, *, by_image: bool) -> ConvProduct:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ConvMatrix(Matrix):
+class ConvMatrix(Matrix):
     """A side of the product. Its strides are those between elements of the tensor.
 
     Attributes:
@@ -126,11 +126,11 @@ class _ConvMatrix(Matrix):
 
     product: ConvProduct
 
-    def _group(self, place: Sequence[Num]) -> Num:
+    def group(self, place: Sequence[Num]) -> Num:
         """The group, of indices along `dims`."""
         return place[self.dims.index(0)] if self.product.grouped else 0
 
-    def _block_and_tap(self, function: KernelFunction, k: Num) -> tuple[Num, Num]:
+    def block_and_tap(self, function: KernelFunction, k: Num) -> tuple[Num, Num]:
         """The first channel of a stage, in its group, and the number of its tap."""
         stage = udiv(k, self.product.depth)
         count: Num = 1
@@ -151,7 +151,7 @@ class _ConvMatrix(Matrix):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixelMatrix(_ConvMatrix):
+class PixelMatrix(ConvMatrix):
     """The image: rows are places of the window, elements along K the channels of a tap's pixel."""
 
     @staticmethod
@@ -161,26 +161,9 @@ class PixelMatrix(_ConvMatrix):
         Raises:
             LoweringError: TMA cannot read the image in im2col mode.
         """
-        conv, window = product.conv, product.conv.window
-        name = f"reads argument {conv.input.operand}"
-        last = 2 + conv.rank
-        strides = [conv.input.stride(dim) for dim in range(last + 1)]
-        if any(stride is None for stride in strides):
-            raise LoweringError(f"{name} at {conv.input.offset}, which has no fixed strides")
-        if conv.channels != ONE and strides[last] != ONE:
-            raise LoweringError(
-                f"{name} with a stride of {strides[last]} between channels. {_WAY_OUT}"
-            )
-        if product.grouped:
-            _check_groups(product, name, strides[1] or ZERO)
-        if any(spread != 1 for spread in window.lhs_dilations):
-            raise LoweringError(f"{name} with zeros between pixels. {_WAY_OUT}")
-        _check_window(conv, name)
-        _check_start(conv, name)
-        used = []
-        for dim, size in ((0, conv.images), *enumerate(conv.image, 2)):
-            if size != ONE:
-                used.append(_checked_stride(name, strides[dim] or ZERO, conv.input))
+        conv = product.conv
+        used = image_strides(product)
+        _check_window(conv, f"reads argument {conv.input.operand}")
         dims = (product.k, product.m, *reversed(range(product.m)))
         sizes = tuple(product.space[dim] for dim in dims)
         return PixelMatrix(conv.input, dims, sizes, (ONE, *used), product=product)
@@ -191,11 +174,8 @@ class PixelMatrix(_ConvMatrix):
 
     def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> Im2colMap:
         conv, window, number = self.product.conv, self.product.conv.window, function.value_number
-        channels = conv.groups * conv.channels + self.access.start
         order = list(reversed(range(conv.rank)))
-        sizes = (channels, *(conv.image[i] for i in order), conv.images)
-        strides = [self.access.stride(2 + i) or ZERO for i in order]
-        strides.append(self.access.stride(0) or ZERO)
+        sizes, strides = image_dims(conv)
         pixels, taps = [window.padding[i] for i in order], [conv.taps[i] for i in order]
         reaches = [
             (_number(size) - 1) * window.dilations[i] for size, i in zip(taps, order, strict=True)
@@ -204,10 +184,7 @@ class PixelMatrix(_ConvMatrix):
             operand=self.access.operand,
             element=element_name(self.access.element),
             dims=tuple(map(number, sizes)),
-            strides=tuple(
-                number(_ANY_STRIDE if size == ONE else stride)
-                for size, stride in zip(sizes[1:], strides, strict=True)
-            ),
+            strides=tuple(map(number, strides)),
             channels=box[0],
             pixels=box[1],
             lower=tuple(-low for low, _ in pixels),
@@ -220,7 +197,7 @@ class PixelMatrix(_ConvMatrix):
     def coordinates(self, function: KernelFunction, place: Sequence[Num]) -> list[Num]:
         """Channel, place of the window, image; then how far the tap is from the first one."""
         window = self.product.conv.window
-        channel, tap = self._block_and_tap(function, place[0])
+        channel, tap = self.block_and_tap(function, place[0])
         channel = add(channel, function.size(self.access.start))
         if self.product.grouped:
             channel = self._in_group(function, channel, place)
@@ -239,7 +216,7 @@ class PixelMatrix(_ConvMatrix):
         """A channel of a group as one of the image; beyond all of them where K has ended, since
         the next group's could be infinite, and zeros of the filters make NaN of that."""
         conv, size = self.product.conv, function.size
-        inside = add(channel, mul(self._group(place), size(conv.channels)))
+        inside = add(channel, mul(self.group(place), size(conv.channels)))
         ended = compare("uge", place[0], size(self.product.space[self.product.k]))
         return select(ended, size(conv.groups * conv.channels + self.access.start), inside)
 
@@ -278,7 +255,7 @@ def _behind(number: Num) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterMatrix(_ConvMatrix):
+class FilterMatrix(ConvMatrix):
     """The filters: K is the channels of a tap."""
 
     @staticmethod
@@ -313,11 +290,11 @@ class FilterMatrix(_ConvMatrix):
 
     def coordinates(self, function: KernelFunction, place: Sequence[Num]) -> list[Num]:
         """Channel, filter, tap."""
-        channel, tap = self._block_and_tap(function, place[0])
+        channel, tap = self.block_and_tap(function, place[0])
         filter_ = place[1]
         if self.product.grouped:
             filters = function.size(self.product.conv.filters)
-            filter_ = add(filter_, mul(self._group(place), filters))
+            filter_ = add(filter_, mul(self.group(place), filters))
         return [channel, filter_, *reversed(self._taps(function, tap))]
 
     def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> TensorMap:
@@ -336,6 +313,46 @@ class FilterMatrix(_ConvMatrix):
 # Rules --------------------------------------------------------------------------------------------
 
 
+def image_strides(product: ConvProduct) -> list[Expr]:
+    """The strides of images and of the spatial dims that a map of the image has.
+
+    Raises:
+        LoweringError: no map reads the image.
+    """
+    conv, window = product.conv, product.conv.window
+    name = f"reads argument {conv.input.operand}"
+    last = 2 + conv.rank
+    strides = [conv.input.stride(dim) for dim in range(last + 1)]
+    if any(stride is None for stride in strides):
+        raise LoweringError(f"{name} at {conv.input.offset}, which has no fixed strides")
+    if conv.channels != ONE and strides[last] != ONE:
+        raise LoweringError(f"{name} with a stride of {strides[last]} between channels. {_WAY_OUT}")
+    if product.grouped:
+        _check_groups(product, name, strides[1] or ZERO)
+    if any(spread != 1 for spread in window.lhs_dilations):
+        raise LoweringError(f"{name} with zeros between pixels. {_WAY_OUT}")
+    _check_start(conv, name)
+    return [
+        _checked_stride(name, strides[dim] or ZERO, conv.input)
+        for dim, size in ((0, conv.images), *enumerate(conv.image, 2))
+        if size != ONE
+    ]
+
+
+def image_dims(conv: ConvProblem) -> tuple[list[Expr], list[Expr]]:
+    """Sizes of an image's map, from the channels on, and strides of all dims but these."""
+    access, order = conv.input, list(reversed(range(conv.rank)))
+    sizes = [conv.image[dim] for dim in order] + [conv.images]
+    strides = [access.stride(dim) or ZERO for dim in (*(2 + dim for dim in order), 0)]
+    return (
+        [conv.groups * conv.channels + access.start, *sizes],
+        [
+            _ANY_STRIDE if size == ONE else stride
+            for size, stride in zip(sizes, strides, strict=True)
+        ],
+    )
+
+
 def _number(size: Expr) -> int:
     assert size.constant is not None, "checked"
     return size.constant
@@ -346,8 +363,8 @@ def _check_groups(product: ConvProduct, name: str, stride: Expr) -> None:
     channels = product.conv.channels
     if channels.constant is None or channels.constant % product.depth:
         raise LoweringError(
-            f"{name} in groups of {channels} channels; in im2col mode these are multiples of "
-            f"{product.depth}. {_WAY_OUT}"
+            f"{name} in groups of {channels} channels; for tensor maps these are multiples "
+            f"of {product.depth}. {_WAY_OUT}"
         )
     if stride != channels:
         raise LoweringError(f"{name} with groups {stride} elements apart. {_WAY_OUT}")

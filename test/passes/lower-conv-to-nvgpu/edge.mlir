@@ -51,3 +51,31 @@ shapejit.kernel @depthwise symbols 2 (%x: tensor<?x?x16xbf16, #shapejit.shape<[s
   shapejit.yield %y : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>
 }
 shapejit.dispatch @depthwise by affine_map<() -> ()> [#shapejit.bucket<[], [], "depthwise_v8_r4", "">]
+
+// -----
+
+// A tile of 8 x 5 pixels comes once for all taps, with its halo; an odd number of rows of the result
+// goes out in boxes of single ones.
+// CHECK-LABEL: shapejit.kernel @halo
+// CHECK: gpu.module @halo__halo_64x40x64_s4_w1
+// CHECK-NOT: im2col
+// CHECK-SAME: \22box\22:[64,64,1,1],\22swizzle\22:128,
+// CHECK-SAME: \22box\22:[64,10,7,1],\22swizzle\22:128,
+// CHECK-SAME: \22box\22:[64,8,1,1],\22swizzle\22:128,
+// The pixels are loaded outside of the loop over taps, from above and left of the tile.
+// CHECK: nvvm.setmaxregister decrease 40
+// CHECK: scf.for
+// CHECK: scf.for
+// CHECK: nvgpu.tma.async.load {{.*}} : {{.*}} -> memref<1x7x10x64xbf16
+// CHECK: scf.for
+// CHECK: nvgpu.tma.async.load {{.*}} : {{.*}} -> memref<1x1x64x64xbf16
+// CHECK: nvvm.setmaxregister increase 232
+// CHECK: nvvm.wgmma.mma_async {{.*}} <m = 64, n = 40, k = 16>
+shapejit.kernel @halo symbols 3 (%x: tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>, %w: tensor<64x3x3x64xbf16, #shapejit.shape<[64, 3, 3, 64]>>) {
+  %y = shapejit.conv over [s0, 1, s1, s2, 64, 64, 3, 3] image [s1, s2] padding [(1, 1), (1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4, d2)> : tensor<64x3x3x64xbf16, #shapejit.shape<[64, 3, 3, 64]>>)
+    -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
+  shapejit.yield %y : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
+}
+shapejit.dispatch @halo by affine_map<() -> ()> [#shapejit.bucket<[], [], "halo_64x40x64_s4_w1", "">]

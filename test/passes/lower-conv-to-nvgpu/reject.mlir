@@ -37,3 +37,16 @@ shapejit.kernel @k symbols 2 (%x: tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]
   shapejit.yield %y : tensor<?x?x8xbf16, #shapejit.shape<[s0, s1, 8]>>
 }
 shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "persistent_128x64x64_s4_w2", "">]
+
+// -----
+
+// A window that moves by two pixels, as tiles with a halo do not.
+// expected-error@+1 {{as halo_64x16x64_s3_w1, this kernel moves its window by (2, 1) pixels; for tiles with a halo it moves by 1. Use a schedule of another family}}
+shapejit.kernel @k symbols 3 (%x: tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>, %w: tensor<96x3x3x64xbf16, #shapejit.shape<[96, 3, 3, 64]>>) {
+  %y = shapejit.conv over [s0, 1, (s1 - 1) floordiv 2 + 1, s2, 96, 64, 3, 3] image [s1, s2] stride [2, 1] padding [(1, 1), (1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4, d2)> : tensor<96x3x3x64xbf16, #shapejit.shape<[96, 3, 3, 64]>>)
+    -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x96xbf16, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, s2, 96]>>
+  shapejit.yield %y : tensor<?x?x?x96xbf16, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, s2, 96]>>
+}
+shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "halo_64x16x64_s3_w1", "">]

@@ -1,0 +1,151 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the cost of convolutions in tiles with a halo depends on. docs/cost-model.md states it.
+
+Tiles are 8 pixels wide and some rows high, on one image. How many there are does not follow from
+the number of pixels, along which buckets are cut: it is the mean over the images that a program can
+have with about so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shapejit.passes.buckets.bindings import Bindings
+from shapejit.passes.buckets.device import Device
+from shapejit.passes.buckets.samples import Samples
+from shapejit.passes.nvgpu.conv.halo_window import (
+    WIDTH,
+    HaloTile,
+    HaloWindow,
+    filter_bytes,
+    pixel_tiles,
+)
+from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.symbolic import Expr
+
+#: What a step of such kernels takes, over what it takes in a matrix product with the same bytes and
+#: products; and one of the kernels in im2col mode that they compete with. From 45 layers and sizes,
+#: in bursts on an H200, of earlier kernels of both kinds.
+STEP_FACTOR: Final = 0.88
+IM2COL_FACTOR: Final = 1.08
+
+# Numbers of pixels that count as about the same, and images that a mean is of at least.
+_ABOUT = 0.02
+_LEAST_IMAGES = 8
+# Of a kernel that nothing launches: square images of these sizes.
+_ANY_SIZES = (7, 14, 28, 45, 56, 64, 112, 224)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageShapes:
+    """Results of a convolution, sorted by their numbers of pixels.
+
+    Attributes:
+        pixels: of all images of a product.
+        heights, widths: of an image.
+    """
+
+    pixels: Any
+    heights: Any
+    widths: Any
+
+    @staticmethod
+    def of(sizes: tuple[Expr, Expr, Expr], bindings: Bindings, samples: Samples) -> ImageShapes:
+        """The shapes at samples of a module's symbols.
+
+        Args:
+            sizes: pixels of a product, height, width, over the kernel's symbols.
+            bindings: the kernel's launches.
+            samples: of the module's symbols.
+        """
+        columns = [
+            [samples.evaluate(size.substitute(symbols=launch)) for size in sizes]
+            for launch in bindings.launches
+        ]
+        side = np.array(_ANY_SIZES)
+        every = [np.concatenate(each) for each in zip(*columns, strict=True)]
+        if not every or not (there := np.minimum.reduce(every) > 0).any():
+            every, there = [side * side, side, side], side > 0
+        order = np.argsort(every[0][there], kind="stable")
+        return ImageShapes(*(each[there][order].astype(np.float64) for each in every))
+
+    def covered(self, lines: int, pixels: Any) -> Any:
+        """Pixels of all tiles over those of the result.
+
+        Args:
+            lines: rows of pixels of a tile.
+            pixels: of the results that are asked about.
+        """
+        high = np.ceil(self.heights / lines) * lines / self.heights
+        wide = np.ceil(self.widths / WIDTH) * WIDTH / self.widths
+        sums = np.concatenate([[0.0], np.cumsum(high * wide)])
+        first = np.searchsorted(self.pixels, pixels * (1 - _ABOUT))
+        last = np.searchsorted(self.pixels, pixels * (1 + _ABOUT), side="right")
+        lacking = np.maximum(_LEAST_IMAGES - (last - first), 0)
+        first = np.maximum(first - lacking // 2, 0)
+        last = np.minimum(np.maximum(last, first + _LEAST_IMAGES), len(self.pixels))
+        first = np.minimum(first, np.maximum(last - _LEAST_IMAGES, 0))
+        return (sums[last] - sums[first]) / (last - first)
+
+
+@dataclass(frozen=True)
+class HaloTraits:
+    """What all calls of a convolution have in common that may be cut into tiles with a halo.
+
+    Attributes:
+        window: how it moves.
+        filters: of a group; None if that is not known.
+        groups: whether there are several.
+        shapes: that its results have.
+    """
+
+    window: HaloWindow
+    filters: int | None
+    groups: bool
+    shapes: ImageShapes
+
+    def suits(self, schedule: GemmSchedule) -> bool:
+        """Whether a schedule is for such a convolution."""
+        if not schedule.resident:
+            return True
+        return not self.groups and self.filters is not None and self.filters <= schedule.rows
+
+
+def fits(device: Device, schedule: GemmSchedule, traits: HaloTraits, other_bytes: int) -> bool:
+    """Whether a multiprocessor holds a CTA.
+
+    Args:
+        other_bytes: shared memory beside that of the operands.
+    """
+    free = device.shared_bytes - device.shared_reserved - other_bytes
+    return traits.suits(schedule) and pixel_tiles(schedule, traits.window, free) > 0
+
+
+def loaded_bytes(schedule: GemmSchedule, traits: HaloTraits) -> float:
+    """Bytes of a tap that a CTA asks for: its filters, and its part of a tile of pixels."""
+    tile = HaloTile.of(schedule, traits.window)
+    filters = 0 if schedule.resident else schedule.rows * tile.line
+    return filters + tile.bytes / traits.window.count
+
+
+def first_bytes(schedule: GemmSchedule, traits: HaloTraits) -> int:
+    """Bytes that a CTA asks for once, at its start."""
+    return filter_bytes(schedule, traits.window) if schedule.resident else 0
+
+
+def stages(device: Device, schedule: GemmSchedule, traits: HaloTraits, other_bytes: int) -> int:
+    """Taps whose operands are on their way or in shared memory."""
+    if not schedule.resident:
+        return schedule.stages
+    free = device.shared_bytes - device.shared_reserved - other_bytes
+    return pixel_tiles(schedule, traits.window, free) * traits.window.count
+
+
+def lines_of(schedules: Sequence[GemmSchedule]) -> list[int]:
+    """Rows of pixels of each schedule's tiles, 0 of those without."""
+    return [s.columns // WIDTH if s.family == "halo" else 0 for s in schedules]

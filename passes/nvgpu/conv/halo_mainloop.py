@@ -1,0 +1,280 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of pixels in shared memory, and the products of all taps with them.
+
+Two rings: one of tiles of filters, a tap and a block of channels each, one of tiles of pixels with
+their halo, a block of channels each. The pixels that a tap sees of a tile are the same lines from
+another first one on: a row of 8 pixels is a group of 8 lines, and a descriptor says how far the
+groups are apart. The swizzle acts on addresses, so a descriptor may start at any line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlir.dialects import arith
+
+from shapejit.passes.nvgpu.builder import Num, Value, add, compare, loop, mul, select, value, when
+from shapejit.passes.nvgpu.conv.halo_window import HaloTile, HaloWindow
+from shapejit.passes.nvgpu.function import KernelFunction, Threads
+from shapejit.passes.nvgpu.operands import StagedOperand
+from shapejit.passes.nvgpu.problem import Matrix
+from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
+from shapejit.passes.nvgpu.schedule import GemmSchedule
+from shapejit.passes.nvgpu.shared import SharedMemory
+from shapejit.passes.nvgpu.tma import Descriptor
+from shapejit.passes.nvgpu.wgmma import (
+    ROWS,
+    Multiplier,
+    TileLayout,
+    await_groups,
+    multiply_stage,
+    stage_step,
+)
+
+_UNIT = 16  # bytes that a descriptor's addresses count
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaloLayout(TileLayout):
+    """A tile of pixels as the columns of a product: a group of 8 is a row of pixels.
+
+    Attributes:
+        tile: with its halo.
+    """
+
+    tile: HaloTile
+
+    @staticmethod
+    def of(schedule: GemmSchedule, window: HaloWindow) -> HaloLayout:
+        """The layout of a schedule's tiles."""
+        tile = HaloTile.of(schedule, window)
+        return HaloLayout(schedule.columns, schedule.depth, k_major=True, tile=tile)
+
+    @property
+    def bytes(self) -> int:
+        """From a tile to the next."""
+        return self.tile.pitch
+
+    @property
+    def _group_bytes(self) -> int:
+        return self.tile.width * self.tile.line
+
+
+@dataclass(frozen=True)
+class PixelTiles:
+    """The tiles of pixels.
+
+    Attributes:
+        matrix: what TMA reads.
+        layout: of a tile.
+        descriptor: the tensor map.
+        offset: of the first tile in shared memory.
+    """
+
+    matrix: Matrix
+    layout: HaloLayout
+    descriptor: Descriptor
+    offset: int
+
+    @staticmethod
+    def make(
+        function: KernelFunction,
+        memory: SharedMemory,
+        matrix: Matrix,
+        layout: HaloLayout,
+        count: int,
+    ) -> PixelTiles:
+        """Allocates the tiles and asks for the tensor map.
+
+        Raises:
+            LoweringError: there is not enough shared memory.
+        """
+        box = (layout.depth, layout.tile.width, layout.tile.height)
+        record = matrix.record(function, box, layout.swizzle)
+        descriptor = Descriptor.make(function, record, matrix.access.element)
+        return PixelTiles(matrix, layout, descriptor, memory.allocate(count * layout.bytes))
+
+    def load(
+        self,
+        function: KernelFunction,
+        memory: SharedMemory,
+        ring: Ring,
+        slot: Slot,
+        indices: Mapping[int, Num],
+    ) -> None:
+        """By the producer: fills a tile as soon as it is empty.
+
+        Args:
+            indices: of the first element of the result's tile, along every dim of the space.
+        """
+        ring.acquire(slot, self.layout.tile.bytes)
+        place = [indices[dim] for dim in self.matrix.dims]
+        coordinates = self.matrix.coordinates(function, place)
+        offset = add(self.offset, mul(slot.stage, self.layout.bytes))
+        self.descriptor.load(memory, offset, ring, slot, coordinates)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """A tap of the window: its number, its column, and its first line in units of 16 bytes."""
+
+    number: Value
+    column: Value
+    start: Value
+
+    @property
+    def values(self) -> list[Value]:
+        """As loops carry it."""
+        return [self.number, self.column, self.start]
+
+    def advance(self, window: HaloWindow, tile: HaloTile) -> tuple[_Tap, Value]:
+        """The tap after this one, and whether that is the first of another block of channels."""
+        (_, columns), (down, along) = window.taps, window.dilations
+        step = along * tile.line // _UNIT
+        down_step = down * tile.width * tile.line // _UNIT
+        number, column = add(self.number, 1), add(self.column, 1)
+        ends, row_ends = compare("eq", number, window.count), compare("eq", column, columns)
+        moved = add(self.start, select(row_ends, down_step - (columns - 1) * step, step))
+        after = _Tap(select(ends, 0, number), select(row_ends, 0, column), select(ends, 0, moved))
+        return after, ends
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a consumer is: tiles of filters and of pixels, and those of the step before."""
+
+    filters: Slot
+    pixels: Slot
+    filters_before: Value
+    pixels_before: Value
+
+    @property
+    def values(self) -> list[Value]:
+        """As loops carry it."""
+        return [
+            *self.filters.values,
+            *self.pixels.values,
+            self.filters_before,
+            self.pixels_before,
+        ]
+
+    @staticmethod
+    def of(values: Sequence[Value]) -> _Place:
+        return _Place(slot_of(list(values[:2])), slot_of(list(values[2:4])), values[4], values[5])
+
+
+_PLACE_VALUES, _TAP_VALUES = 6, 3
+
+
+class HaloProducts:
+    """A consumer's products, one block of 64 filters after the other.
+
+    Args:
+        memory: shared memory of the kernel.
+        schedule: how the convolution is cut.
+        window: of the convolution.
+        filters, pixels: the operands.
+        filter_ring, pixel_ring: of their tiles.
+        threads: where the thread is; with filters that stay, consumers share no tile.
+    """
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        schedule: GemmSchedule,
+        window: HaloWindow,
+        filters: StagedOperand,
+        pixels: PixelTiles,
+        filter_ring: Ring,
+        pixel_ring: Ring,
+        threads: Threads,
+    ) -> None:
+        self._window, self._resident = window, schedule.resident
+        self._filters, self._pixels = filters.layout, pixels.layout
+        self._filter_ring, self._pixel_ring = filter_ring, pixel_ring
+        self._lane = threads.lane
+        together = 1 if schedule.resident else schedule.consumers
+        self._blocks = schedule.rows // (ROWS * together)
+        element = filters.matrix.access.element
+        self._multiplier = Multiplier(schedule.columns, self._filters, self._pixels, element)
+        panel = self._filters.panel_bytes
+        first: Num = filters.offset
+        if not schedule.resident:
+            first = add(mul(threads.warpgroup, self._blocks * panel), first)
+        self._rows = self._filters.low_word(add(memory.base, first))
+        self._columns = self._pixels.low_word(add(memory.base, pixels.offset))
+
+    def start(
+        self, filters: Slot, pixels: Slot, stages: Num
+    ) -> tuple[Slot, Slot, list[Value], list[Value]]:
+        """The products of a tile over so many taps and blocks, the last ones may be in flight.
+
+        The first one is peeled: it overwrites the sums. What the products before read is released
+        when the next ones are under way.
+
+        Returns:
+            The places in the rings after it, the tiles that are still being read, and the sums; see
+            `finish`.
+        """
+        self._filter_ring.await_full(filters)
+        self._pixel_ring.await_full(pixels)
+        undefined = [self._multiplier.undefined()] * self._blocks
+        tap = _Tap(value(0), value(0), value(0))
+        sums = multiply_stage(self._at(filters, pixels, tap), undefined, fresh=True)
+        place, tap = self._advance(filters, pixels, tap)
+        with loop(1, stages, 1, [*place.values, *tap.values, *sums]) as each:
+            place = _Place.of(each.carried[:_PLACE_VALUES])
+            rest = each.carried[_PLACE_VALUES:]
+            tap, sums = _Tap(*rest[:_TAP_VALUES]), rest[_TAP_VALUES:]
+            self._filter_ring.await_full(place.filters)
+            self._pixel_ring.await_full(place.pixels)
+            sums = multiply_stage(self._at(place.filters, place.pixels, tap), sums, fresh=False)
+            await_groups(1)
+            self._release_filters(place.filters_before)
+            with when(compare("eq", tap.number, 0)):
+                self._pixel_ring.release(place.pixels_before, self._lane)
+            place, tap = self._advance(place.filters, place.pixels, tap)
+            each.next = [*place.values, *tap.values, *sums]
+        place = _Place.of(each.results[:_PLACE_VALUES])
+        sums = each.results[_PLACE_VALUES + _TAP_VALUES :]
+        return place.filters, place.pixels, [place.filters_before, place.pixels_before], sums
+
+    def finish(self, last: Sequence[Value], sums: Sequence[Value]) -> list[list[list[Value]]]:
+        """Waits for the products; returns the sums' registers of the one product by block.
+
+        Args:
+            last, sums: what `start` returned.
+        """
+        filters, pixels = last
+        await_groups(0)
+        self._release_filters(filters)
+        self._pixel_ring.release(pixels, self._lane)
+        return [[self._multiplier.sums(each) for each in sums]]
+
+    def _release_filters(self, stage: Value) -> None:
+        if not self._resident:
+            self._filter_ring.release(stage, self._lane)
+
+    def _at(self, filters: Slot, pixels: Slot, tap: _Tap) -> list[tuple[Multiplier, Value, Value]]:
+        """The products of a tap, with the descriptors of its tiles."""
+        columns = add(self._columns, stage_step(self._pixels.bytes, pixels.stage))
+        columns = add(columns, tap.start)
+        rows = add(self._rows, stage_step(self._filters.bytes, filters.stage))
+        panel = self._filters.panel_bytes // _UNIT
+        return [
+            (self._multiplier, add(rows, block * panel), columns) for block in range(self._blocks)
+        ]
+
+    def _advance(self, filters: Slot, pixels: Slot, tap: _Tap) -> tuple[_Place, _Tap]:
+        after, ends = tap.advance(self._window, self._pixels.tile)
+        further = self._pixel_ring.advance(pixels)
+        moved = [
+            arith.select(ends, new, old)
+            for new, old in zip(further.values, pixels.values, strict=True)
+        ]
+        place = _Place(
+            self._filter_ring.advance(filters), slot_of(moved), filters.stage, pixels.stage
+        )
+        return place, after
