@@ -8,15 +8,16 @@ columns into as many parts as there are *owners*, and every CTA sends each owner
 part. An owner adds what came to its own sums in the order of the ranks, so results do not depend on
 who was first, and has the epilogue of its part.
 
-A part is sent from a staging area by one bulk copy, which reports to the owner's *received*
-barrier. When an owner has read all parts it arrives on the senders' *free* barriers: then both the
-staging areas and the receive buffer may be written for the next tile. A CTA leaves after the last
-of these arrivals, hence never while a peer still writes to its shared memory::
+Sums go from registers straight into the owner's receive buffer, by stores that report their bytes
+to its *received* barrier: nothing is staged, so that shared memory stays for the ring. A rank sends
+to the ranks after it first, lest all of them send to the same one. When an owner has read all parts
+it arrives on the senders' *free* barriers: then its buffer may be written for the next tile. A CTA
+leaves after the last of these arrivals, hence never while a peer still writes to its shared
+memory::
 
     every CTA                                   owner
-      wait free (tile before)
-      sums of others' parts -> staging
-      copy them to the owners                     expect (split - 1) parts
+      wait free (tile before)                     expect (split - 1) parts
+      sums of others' parts -> their owners
                                                   wait received; add; arrive on peers' free
 """
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, llvm, nvgpu, nvvm
 
+from shapejit.passes.nvgpu import ptx
 from shapejit.passes.nvgpu.builder import (
     Num,
     Value,
@@ -35,7 +37,7 @@ from shapejit.passes.nvgpu.builder import (
     compare,
     constant,
     f32,
-    i64,
+    i32,
     index,
     integer,
     mul,
@@ -49,9 +51,15 @@ from shapejit.passes.nvgpu.builder import (
     when,
     xor,
 )
-from shapejit.passes.nvgpu.ring import Ring, Slot, await_phase, barrier_pointer, barriers
+from shapejit.passes.nvgpu.ring import (
+    Ring,
+    Slot,
+    await_phase,
+    barrier_address,
+    barrier_pointer,
+    barriers,
+)
 from shapejit.passes.nvgpu.shared import SharedMemory
-from shapejit.passes.nvgpu.stores import publish_to_tma
 
 #: Columns of a group of a fragment, of which a thread has four sums.
 GROUP = 8
@@ -186,17 +194,13 @@ class Exchange:
         self._threads, self._thread, self._barrier = threads, thread, barrier
         self.parts = Parts.of(columns, place.split)
         self._bytes = self.parts.bytes(products, threads)
-        self._staged = self.parts.owners - (self.parts.owners == place.split)
-        self._staging = memory.allocate(self._staged * self._bytes)
         self._buffer = memory.allocate((place.split - 1) * self._bytes)
         self._received, self._free = barriers(1), barriers(1)
 
     @staticmethod
     def bytes_of(columns: int, split: int, products: int, threads: int) -> int:
         """Shared memory that an exchange takes."""
-        parts = Parts.of(columns, split)
-        staged = parts.owners - (parts.owners == split)
-        return (staged + split - 1) * parts.bytes(products, threads)
+        return (split - 1) * Parts.of(columns, split).bytes(products, threads)
 
     @property
     def is_owner(self) -> Value | None:
@@ -230,26 +234,38 @@ class Exchange:
             sums: registers of every product.
             phase: of the tile: 0, 1, 0, .. (i1).
         """
-        part = self._place.part
-        await_phase(self._free, _other(phase), 0)
-        for owner in range(self.parts.owners):
-            with when(compare("ne", part, owner)):
-                start = add(self._staging, mul(self._slot(owner, part), self._bytes))
-                for number, quad in enumerate(self._quads(sums, owner)):
-                    self._write(add(start, self._place_of(number)), quad)
-        publish_to_tma()
-        self._synchronize()
+        self._await_free(phase)
         with when(compare("eq", self._thread, 0)):
             self._expect()
-            for owner in range(self.parts.owners):
-                with when(compare("ne", part, owner)):
-                    self._copy(owner)
+        split = self._place.split
+        for part in range(split):
+            with when(compare("eq", self._place.part, part)):
+                for step in range(1, split):
+                    owner = (part + step) % split
+                    if owner < self.parts.owners:
+                        self._send_part(part, owner, sums)
 
-    @staticmethod
-    def _slot(number: Num, own: Num) -> Num:
-        """The place of a rank's part among those of all ranks but the own one."""
-        past = arith.extui(integer(32), compare("ugt", number, own))
-        return sub(number, past)
+    def _await_free(self, phase: Value) -> None:
+        """Waits until all owners have read what they got for the tile before."""
+        await_phase(self._free, xor(phase, constant(1, integer(1))), 0)
+
+    def _expect(self) -> None:
+        """Announces the parts that come to an owner."""
+        count = index((self._place.split - 1) * self._bytes)
+        if self.is_owner is None:
+            nvgpu.mbarrier_arrive_expect_tx(self._received, count, index(0))
+            return
+        with when(self.is_owner):
+            nvgpu.mbarrier_arrive_expect_tx(self._received, count, index(0))
+
+    def _send_part(self, part: int, owner: int, sums: Sequence[Sequence[Value]]) -> None:
+        """Sends what a part of K adds to an owner's columns."""
+        rank = value(self._place.rank_of(owner))
+        start = self._buffer + _slot(part, owner) * self._bytes
+        target = ptx.peer_address(add(self._memory.base, add(start, self._place_of(0))), rank)
+        barrier = ptx.peer_address(barrier_address(self._received, 1, 0), rank)
+        for number, quad in enumerate(self._quads(sums, owner)):
+            ptx.store_to_peer(target, number * self._threads * _GROUP_BYTES, quad, barrier)
 
     def _quads(self, sums: Sequence[Sequence[Value]], owner: int) -> list[Sequence[Value]]:
         """The sums of a part, four at a time."""
@@ -264,41 +280,8 @@ class Exchange:
         """Where this thread's four sums are: those of all threads are neighbours."""
         return add(mul(self._thread, _GROUP_BYTES), number * self._threads * _GROUP_BYTES)
 
-    def _write(self, offset: Num, quad: Sequence[Value]) -> None:
-        vector = llvm.mlir_undef(ir.VectorType.get([_GROUP_SUMS], f32()))
-        for number, each in enumerate(quad):
-            vector = llvm.InsertElementOp(vector, each, constant(number)).result
-        llvm.StoreOp(vector, self._memory.pointer(offset), alignment=_GROUP_BYTES)
-
     def _synchronize(self) -> None:
         nvvm.BarrierOp(None, barrierId=value(self._barrier), numberOfThreads=value(self._threads))
-
-    def _expect(self) -> None:
-        """Announces the parts that come to an owner."""
-        count = index((self._place.split - 1) * self._bytes)
-        if self.is_owner is None:
-            nvgpu.mbarrier_arrive_expect_tx(self._received, count, index(0))
-            return
-        with when(self.is_owner):
-            nvgpu.mbarrier_arrive_expect_tx(self._received, count, index(0))
-
-    def _copy(self, owner: int) -> None:
-        """Sends a part to its owner, by one thread."""
-        part, rank = self._place.part, value(self._place.rank_of(owner))
-        source = add(self._staging, mul(self._slot(owner, part), self._bytes))
-        target = add(self._buffer, mul(self._slot(part, owner), self._bytes))
-        barrier = self._remote(barrier_pointer(self._received, 1, 0), rank)
-        nvvm.CpAsyncBulkSharedCTAToSharedClusterOp(
-            nvvm.mapa(pointer(7), self._memory.pointer(target), rank),
-            self._memory.pointer(source),
-            # The op takes a pointer to the CTA's shared memory, which is a window of the cluster's.
-            llvm.inttoptr(pointer(3), llvm.ptrtoint(i64(), barrier)),
-            value(self._bytes),
-        )
-
-    @staticmethod
-    def _remote(local: Value, rank: Value) -> Value:
-        return nvvm.mapa(pointer(7), local, rank)
 
     # Receiving ------------------------------------------------------------------------------------
 
@@ -309,7 +292,7 @@ class Exchange:
             sums: registers of every product, of the whole tile.
             phase: as for `send`.
         """
-        await_phase(self._received, phase, 0)
+        ptx.await_peers(barrier_address(self._received, 1, 0), arith.extui(i32(), phase))
         own = self._own(sums)
         totals = [self._total(number, quad) for number, quad in enumerate(own)]
         self._synchronize()
@@ -338,7 +321,7 @@ class Exchange:
         total: list[Value] = []
         for other in range(split):
             # The slot of the own part is not read for its value; any one will do.
-            slot = umin(self._slot(other, part), split - 2)
+            slot = umin(_slot(other, part), split - 2)
             start = add(self._buffer, mul(slot, self._bytes))
             came = self._read(add(start, self._place_of(number)))
             mine = compare("eq", part, other)
@@ -361,7 +344,7 @@ class Exchange:
         local = barrier_pointer(self._free, 1, 0)
         for other in range(self._place.split):
             rank = value(self._place.rank_of(other))
-            nvvm.MBarrierArriveOp(None, self._remote(local, rank))
+            nvvm.MBarrierArriveOp(None, nvvm.mapa(pointer(7), local, rank))
 
     def finish(self, phase: Value) -> None:
         """Waits until no peer can touch this CTA's shared memory any more.
@@ -369,8 +352,11 @@ class Exchange:
         Args:
             phase: what the tile after the last one would have.
         """
-        await_phase(self._free, _other(phase), 0)
+        self._await_free(phase)
 
 
-def _other(phase: Value) -> Value:
-    return xor(phase, constant(1, integer(1)))
+def _slot(number: Num, own: Num) -> Num:
+    """The place of a rank's part among those of all ranks but the own one."""
+    if isinstance(number, int) and isinstance(own, int):
+        return number - (number > own)
+    return sub(number, arith.extui(i32(), compare("ugt", number, own)))

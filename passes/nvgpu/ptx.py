@@ -179,6 +179,44 @@ def complete_bytes(barrier: Value, bytes_: Num) -> None:
     assembly(None, text, "r,r,~{memory}", [barrier, value(bytes_)], pure=False)
 
 
+# Shared memory of a cluster -----------------------------------------------------------------------
+
+
+def peer_address(address: Value, rank: Value) -> Value:
+    """Where what is at a shared address, i32, is in the CTA of a rank of the cluster."""
+    text = "mapa.shared::cluster.u32 $0, $1, $2;"
+    return assembly(i32(), text, "=r,r,r", [address, rank], pure=True)
+
+
+def store_to_peer(address: Value, offset: int, words: Sequence[Value], barrier: Value) -> None:
+    """Stores four f32 in the shared memory of a CTA of the cluster, which counts as 16 bytes on an
+    mbarrier of that CTA. It is seen by who waits there by `await_peers`, and may happen any time.
+
+    Args:
+        address, barrier: i32, as `peer_address` gives them.
+        offset: bytes further.
+    """
+    text = (
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+        f"[$0+{offset}], {{$1,$2,$3,$4}}, [$5];"
+    )
+    assembly(None, text, "r,f,f,f,f,r,~{memory}", [address, *words, barrier], pure=False)
+
+
+def await_peers(barrier: Value, parity: Value) -> None:
+    """Waits until an mbarrier at a shared address has left a phase; what CTAs of the cluster
+    reported there is then visible.
+
+    Args:
+        barrier, parity: i32.
+    """
+    text = (
+        "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 "
+        "p, [$0], $1, 10000000; @!p bra AGAIN; }"
+    )
+    assembly(None, text, "r,r,~{memory}", [barrier, parity], pure=False)
+
+
 # Tensor maps in global memory ---------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ from pytest import MonkeyPatch
 from reference import sass
 from reference.hopper.memory import SimulationError
 from shapejit.gpu.interface import TensorMap
-from shapejit.passes.nvgpu import cluster, small_m
-from shapejit.passes.nvgpu.cluster import Parts
+from shapejit.passes.nvgpu import small_m
+from shapejit.passes.nvgpu.cluster import Exchange, Parts
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.ring import Ring
 from shapejit.passes.nvgpu.schedule import CANDIDATES
@@ -30,6 +30,8 @@ SPLIT = "small_m_64x16x64_s3_w1_k2"
 SPLIT_4 = "small_m_64x16x64_s2_w1_k4"  # of whose CTAs only two own columns
 OVERLAP = "small_m_64x40x64_s2_w1_k4"  # three owners of 16 columns
 ONE_OWNER = "small_m_64x8x64_s2_w1_k4"
+SPLIT_3 = "small_m_64x24x64_s2_w1_k3"
+SPLIT_8 = "small_m_64x64x64_s2_w1_k8"  # as many owners as it can be
 SHARED = "small_m_64x16x64_s3_w1_r2"
 SHARED_SPLIT = "small_m_64x16x64_s2_w1_r2_k2"
 TWO_WARPGROUPS = "small_m_128x16x64_s2_w2_k2"
@@ -41,7 +43,7 @@ DEPTHS = st.one_of(st.sampled_from([0, 8, 64, 128, 136]), st.integers(0, 50).map
 
 @pytest.mark.parametrize(
     "schedule",
-    [ALONE, SPLIT, SPLIT_4, OVERLAP, ONE_OWNER, SHARED, SHARED_SPLIT, TWO_WARPGROUPS],
+    [ALONE, SPLIT, SPLIT_3, SPLIT_4, OVERLAP, ONE_OWNER, SHARED, SHARED_SPLIT, TWO_WARPGROUPS],
 )
 @given(m=ROWS, n=EIGHTS, k=DEPTHS, block=st.booleans(), seed=st.integers(0, 1000))
 @examples(10)
@@ -49,11 +51,12 @@ def test_any_sizes(schedule: str, m: int, n: int, k: int, block: bool, seed: int
     check(Gemm(), schedule, m, n, k, block=block, seed=seed)
 
 
-@pytest.mark.parametrize("schedule", [ALONE, SPLIT, SHARED])
+@pytest.mark.parametrize("schedule", [ALONE, SPLIT, SPLIT_8, SHARED])
 def test_more_tiles_than_ctas(schedule: str) -> None:
     """The ring and the exchange run on from tile to tile."""
+    multiprocessors = 8 if schedule == SPLIT_8 else 2
     for seed in range(3):
-        check(Gemm(), schedule, 50, 136, 136, multiprocessors=2, seed=seed)
+        check(Gemm(), schedule, 50, 136, 136, multiprocessors=multiprocessors, seed=seed)
 
 
 @pytest.mark.parametrize("schedule", [ALONE, SPLIT_4, SHARED])
@@ -113,7 +116,7 @@ def test_results_that_tma_cannot_store() -> None:
     check(Gemm(sizes=(("n", 71),)), SPLIT, 19, 71, 136)
 
 
-@pytest.mark.parametrize("schedule", [SPLIT, SPLIT_4, OVERLAP, ONE_OWNER, SHARED_SPLIT])
+@pytest.mark.parametrize("schedule", [SPLIT, SPLIT_3, SPLIT_4, OVERLAP, SHARED_SPLIT])
 def test_sums_do_not_depend_on_the_order_of_events(schedule: str) -> None:
     first, *others = (check(Gemm(out="f32"), schedule, 19, 72, 328, seed=seed) for seed in range(4))
     for other in others:
@@ -135,7 +138,9 @@ def fresh() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("owner", "name", "schedule", "block", "reason"),
     [
-        (cluster, "publish_to_tma", SPLIT, False, "written without a fence"),
+        (Exchange, "_await_free", SPLIT, False, "may happen at any time"),
+        (Exchange, "finish", SPLIT, False, "of a CTA that has exited"),
+        (Exchange, "_release", SPLIT, False, "deadlock"),
         (small_m, "await_starts", SHARED, False, "no mbarrier was initialised"),
         (Descriptor, "acquire", SPLIT, True, "without the acquire fence"),
         (Ring, "release", ALONE, False, "deadlock"),

@@ -302,6 +302,77 @@ def test_a_cta_must_not_leave_while_its_memory_is_in_use() -> None:
         send(end="")
 
 
+STORE_TO_PEER = (
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+    "[$0+1024], {$1,$1,$1,$1}, [$2];"
+)
+AWAIT_PEERS = (
+    "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 "
+    "p, [$0], $1, 100; @!p bra AGAIN; }"
+)
+
+
+def send_registers(wait: str = AWAIT_PEERS, barrier: str = "%bthere", seed: int = 0) -> list[float]:
+    """Each thread of rank 0 sends four times its number to rank 1, which writes one of them."""
+    waits = f'llvm.inline_asm has_side_effects "{wait}", "r,r" %bw, %zero : (i32, i32) -> ()'
+    return run(
+        f"""{STORE} {BARRIER}
+        nvvm.cluster.arrive
+        nvvm.cluster.wait
+        %rank = nvvm.read.ptx.sreg.cluster.ctarank : i32
+        %other = arith.constant 1 : i32
+        %sender = arith.cmpi eq, %rank, %zero : i32
+        %words = builtin.unrealized_conversion_cast %bar : {BARRIERS} to memref<1xi64, 3>
+        %bi = memref.extract_aligned_pointer_as_index %words : memref<1xi64, 3> -> index
+        %bw = arith.index_cast %bi : index to i32
+        %line = arith.muli %thread, %sixteen : i32
+        %mine = arith.addi %base, %line : i32
+        scf.if %sender {{
+          %there = llvm.inline_asm "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %mine, %other
+              : (i32, i32) -> i32
+          %bthere = llvm.inline_asm "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %bw, %other
+              : (i32, i32) -> i32
+          llvm.inline_asm has_side_effects "{STORE_TO_PEER}", "r,f,r" %there, %value, {barrier}
+              : (i32, f32, i32) -> ()
+        }}
+        %receiver = arith.cmpi eq, %rank, %other : i32
+        scf.if %receiver {{
+          %bytes = arith.constant 512 : index
+          scf.if %first {{ nvgpu.mbarrier.arrive.expect_tx %bar[%c0], %bytes : {BARRIERS} }}
+          {waits if wait else ""}
+          %far = arith.constant 1036 : i32
+          %came = arith.addi %mine, %far : i32
+          %cp = llvm.inttoptr %came : i32 to !llvm.ptr<3>
+          %x = llvm.load %cp : !llvm.ptr<3> -> f32
+          %to = llvm.getelementptr %out[%thread] : (!llvm.ptr<1>, i32) -> !llvm.ptr<1>, f32
+          llvm.store %x, %to : f32, !llvm.ptr<1>
+        }}
+        {STAY}
+        """,
+        cluster=2,
+        seed=seed,
+    ).tolist()
+
+
+def test_registers_are_stored_in_other_ctas() -> None:
+    assert all(send_registers(seed=seed) == list(range(32)) for seed in range(5))
+
+
+def test_stores_in_other_ctas_must_be_awaited() -> None:
+    found = set()
+    for seed in range(20):
+        try:
+            send_registers(wait="", seed=seed)
+        except SimulationError as error:
+            found.add(str(error))
+    assert any("a store by another CTA may happen at any time" in text for text in found)
+
+
+def test_stores_report_to_a_barrier_beside_them() -> None:
+    with pytest.raises(SimulationError, match="with a barrier elsewhere"):
+        send_registers(barrier="%bw")
+
+
 # Tensor cores -------------------------------------------------------------------------------------
 
 

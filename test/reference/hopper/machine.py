@@ -250,6 +250,20 @@ class Warp:
             lanes = self.lane_values(addresses).astype(np.uint64)
             self.cta.machine.memory.store(lanes, data[self.mask])
 
+    def store_to_peer(self, addresses: Any, data: Bytes, barrier: int) -> None:
+        """st.async: the lanes' bytes are stored some time, and count on a barrier beside them."""
+        shared, offsets = self.shared_of(addresses)
+        if self._owner(barrier).shared is not shared:
+            raise SimulationError("an asynchronous store with a barrier elsewhere")
+        shared.announce(offsets, data.shape[-1])
+        stored = data[self.mask]
+
+        def arrive() -> None:
+            shared.arrive(offsets, stored, self.identity)
+            shared.barrier(barrier % WINDOW).complete(stored.size)
+
+        self.cta.machine.later(arrive)
+
     def barrier_at(self, address: int) -> MBarrier:
         """The mbarrier at a shared address of the cluster."""
         return self._owner(address).shared.barrier(address % WINDOW)

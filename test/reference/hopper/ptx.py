@@ -14,6 +14,7 @@ import numpy as np
 
 from reference.hopper import register_products
 from reference.hopper.machine import Steps, Wait, Warp
+from reference.hopper.memory import WINDOW
 from reference.hopper.scalars import round_bf16, signed
 
 _TYPES: dict[str, Any] = {
@@ -50,10 +51,15 @@ class Instruction:
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions of a text; a loop that awaits a flag becomes one, ``await``."""
+    """The instructions of a text; a loop that awaits a flag or a phase becomes one, ``await``."""
     spin = re.search(r"(\w+): *(ld\.acquire\S+) \w+, \[([^\]]+)\];.*bra \1;", text)
     if spin:
-        return [Instruction(None, False, ("await",), (f"[{spin[3]}]",))]
+        return [Instruction(None, False, ("await", "flag"), (f"[{spin[3]}]",))]
+    spin = re.search(
+        r"(\w+): *mbarrier\.try_wait\.parity\S* \w+, \[([^\]]+)\], (\S+), \d+;.*bra \1;", text
+    )
+    if spin:
+        return [Instruction(None, False, ("await", "phase"), (f"[{spin[2]}]", spin[3]))]
     program = []
     body = re.sub(r"//.*", "", text).strip()
     if body.startswith("{"):
@@ -145,6 +151,11 @@ def _execute(state: _State, instruction: Instruction) -> Steps:
     name = instruction.parts[0]
     if name == "await":
         address = state.warp.one(state.address(instruction.operands[0]))
+        if instruction.parts[1] == "phase":
+            barrier = state.warp.barrier_at(address)
+            phase = state.warp.one(state.get(instruction.operands[1], np.uint32))
+            yield Wait(lambda: barrier.passed(phase), f"mbarrier {address:#x}, parity {phase}")
+            return
         memory = state.warp.cta.machine.memory
         yield Wait(lambda: bool(memory.read(address, 4).any()), f"flag at {address:#x}")
         return
@@ -172,12 +183,21 @@ def _load(state: _State, parts: Sequence[str], target: Any, address: str) -> Non
         state.values[name] = values[:, number]
 
 
-def _store(state: _State, parts: Sequence[str], address: str, source: Any) -> None:
+def _store(state: _State, parts: Sequence[str], address: str, source: Any, *barrier: str) -> None:
     space, _, kind = _layout(parts)
     names = source if isinstance(source, list) else [source]
     lanes = np.stack([np.broadcast_to(state.get(n, kind), 32) for n in names], axis=-1)
     data = np.ascontiguousarray(lanes).view(np.uint8)
+    if barrier:
+        reports = state.warp.one(state.address(barrier[0]))
+        state.warp.store_to_peer(state.address(address), data, reports)
+        return
     state.warp.store(space, state.address(address), data)
+
+
+def _map_address(state: _State, parts: Sequence[str], target: str, address: str, rank: str) -> None:
+    inside = state.get(address, np.uint32) % np.uint32(WINDOW)
+    state.values[target] = inside + state.get(rank, np.uint32) * np.uint32(WINDOW)
 
 
 def _move(state: _State, parts: Sequence[str], target: Any, source: Any) -> None:
@@ -390,6 +410,7 @@ _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "ld": _load,
     "st": _store,
     "atom": _atomic,
+    "mapa": _map_address,
     "mov": _move,
     "cvt": _convert,
     "setp": _compare,
