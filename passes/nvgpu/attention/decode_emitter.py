@@ -21,7 +21,12 @@ from contextlib import nullcontext
 
 from shapejit.gpu.interface import Grid, KernelInterface
 from shapejit.passes.nvgpu.attention import ptx
-from shapejit.passes.nvgpu.attention.decode_partial import PartialTiles, TileRows, combine_bytes
+from shapejit.passes.nvgpu.attention.decode_partial import (
+    PartialTiles,
+    TileRows,
+    combine_bytes,
+    rounds_of,
+)
 from shapejit.passes.nvgpu.attention.decode_rows import (
     PackedCopy,
     PackedQueries,
@@ -88,7 +93,9 @@ class SplitKernel(AttentionKernel):
             self._allocate()
             self._plan()
             self._cta = units.unit
-            self._work = work = SplitWork(self._tiles, self._blocks, units.unit, units.units)
+            self._work = work = SplitWork(
+                self._tiles, self._blocks, units.unit, units.units, self._rounds
+            )
             function.await_predecessors()
             with loop(work.first_tile, work.end_tile) as tiles:
                 self._tile_part(tiles.index)
@@ -123,6 +130,8 @@ class SplitKernel(AttentionKernel):
         batches = udiv(self._batches, group)
         self._tiles = mul(batches, self._row_tiles)
         self._blocks = ceildiv(self._limits.keys, self._schedule.block)
+        rows = umin(mul(queries, group), ROWS)
+        self._rounds = rounds_of(rows, self._value_tile.width, self._count)
         self._partial = PartialTiles(
             self._function,
             self._memory,

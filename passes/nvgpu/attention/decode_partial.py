@@ -31,6 +31,7 @@ from shapejit.passes.nvgpu.builder import (
     Type,
     Value,
     add,
+    ceildiv,
     compare,
     constant,
     f32,
@@ -54,7 +55,9 @@ from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
 _COUNTER_BYTES = 4096
 _STATE_BYTES = 8  # maximum and total of a row
 _QUAD = 4  # columns that a thread adds
-_AT_ONCE = 4  # parts whose sums are on their way at once
+# Parts whose sums are on their way at once. Of a tile full of rows every thread adds several rows,
+# one after the other, so each wait for memory counts that often.
+_AT_ONCE = 16
 _NUMBER_BYTES = 4
 _SHARED_NUMBERS = _QUAD + 2  # that a thread leaves for another one: sums, maximum and total
 
@@ -62,6 +65,18 @@ _SHARED_NUMBERS = _QUAD + 2  # that a thread leaves for another one: sums, maxim
 def combine_bytes(threads: int) -> int:
     """Shared memory that `PartialTiles.finish` takes."""
     return threads * _SHARED_NUMBERS * _NUMBER_BYTES
+
+
+def rounds_of(rows: Num, columns: int, threads: int) -> Num:
+    """How often the threads that add the parts of a tile wait for memory, with few parts: i32.
+
+    Args:
+        rows: of the tile, i32.
+        columns: of a row, with padding.
+        threads: how many there are.
+    """
+    at_once = max(threads // (columns // _QUAD), 1)
+    return ceildiv(rows, at_once)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,9 @@ from shapejit.passes.nvgpu.builder import (
     value,
 )
 
-#: Blocks that a CTA could read while sums are handed over: written, counted, read and added.
-_HANDOVER = 2
+#: Blocks that a CTA could read while sums are handed over: written, counted, and read and added of
+#: as many rows as its threads have at once; of more rows one more block each time.
+_HANDOVER = 1
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,17 @@ class SplitWork:
         tiles: how many there are, i32.
         blocks: of keys, of a tile that sees all of them, i32.
         cta, ctas: number of this CTA and how many there are, i32.
+        rounds: how often a CTA waits for memory when it adds the parts of a tile, i32.
 
     Attributes:
         first_tile, end_tile: the tiles that this CTA has a part of, i32.
     """
 
-    def __init__(self, tiles: Num, blocks: Num, cta: Value, ctas: Value) -> None:
+    def __init__(self, tiles: Num, blocks: Num, cta: Value, ctas: Value, rounds: Num) -> None:
         most, some = umax(blocks, 1), umax(tiles, 1)
         need = mul(some, most)
         working = umin(ctas, value(need))
-        self._units, self._share = _cheapest(some, most, need, working)
+        self._units, self._share = _cheapest(some, most, need, working, add(rounds, _HANDOVER))
         self._first = mul(cta, self._share)
         end = umin(add(self._first, self._share), mul(tiles, self._units))
         self._end = umax(end, self._first)
@@ -111,16 +113,16 @@ class SplitWork:
         return first, last
 
 
-def _cheapest(tiles: Num, most: Num, need: Num, working: Num) -> tuple[Value, Value]:
+def _cheapest(tiles: Num, most: Num, need: Num, working: Num, handover: Num) -> tuple[Value, Value]:
     """Units of a tile and units of a share: i32."""
     wanted = umax(udiv(working, tiles), 1)
     longest = _ceildiv(most, umin(wanted, most))
     parts = _ceildiv(most, longest)
-    handover = select(compare("ugt", parts, 1), _HANDOVER, 0)
     together = _ceildiv(tiles, working)
     each = _ceildiv(need, working)
-    of_parts, of_whole = add(longest, handover), mul(together, most)
-    of_even = add(each, 2 * _HANDOVER)
+    shared = select(compare("ugt", parts, 1), value(handover), 0)
+    of_parts, of_whole = add(longest, shared), mul(together, most)
+    of_even = add(each, mul(handover, 2))
     # Parts are for one round of tiles.
     too_many = compare("ugt", tiles, working)
     is_whole = or_(too_many, compare("uge", of_parts, of_whole))
