@@ -148,6 +148,19 @@ become the *epilogue* of the matrix product: a region that runs on each accumula
 stored, with one scalar for each extra operand.""",
         whole_module,
     ),
+    "limit-attention": Section(
+        """\
+A mask that hides all keys beyond a position in memory, as those of caches do, becomes a number of
+keys, which the attention reads with its operands ([attention.md](attention.md)). This model has no
+mask.""",
+        whole_module,
+    ),
+    "hoist-weights": Section(
+        """\
+What depends on weights alone, such as a filter with scaled rows, is computed once, when the
+program is bound to its weights ([weights.md](weights.md)).""",
+        whole_module,
+    ),
     "pack-weights": Section(
         """\
 The CPU's micro-kernel reads the weight in panels of columns. `shapejit.pack` makes that copy; it

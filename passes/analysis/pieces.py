@@ -38,6 +38,7 @@ def insert(anchor: Any, values: Mapping[str, Any], body: str, results: Sequence[
             argument.replace_all_uses_with(value)
         named = _named(body, [op.operation for op in block.operations][:-1])
         for op in [op.operation for op in block.operations][:-1]:
+            op.location = anchor.location  # reports name the operator that it is a part of
             op.move_before(anchor)
     return [named[name] for name in results]
 

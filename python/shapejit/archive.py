@@ -8,6 +8,7 @@ code/0000.o ..          native code
 gpu/code.json           of a program for a GPU: its architecture, which kernel serves which sizes
 gpu/0000.kernel ..      machine code of each kernel with the record of its call, in that order
 gpu/head.kernel         of a program under constant graphs: the same of the head kernel
+bind/..                 the same two folders for what is computed from weights alone, if anything is
 constants.safetensors   tensors of the model that no state dict holds
 weights.safetensors     the other weights, unless saved without
 ======================  ==========================================================================
@@ -49,12 +50,13 @@ from shapejit.gpu.program_code import GpuCode
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the layout above, of the manifest and of the native code's entry points together."""
 
 MANIFEST = "manifest.json"
 GPU_CODE = "gpu/code.json"
 GPU_HEAD = "gpu/head.kernel"
+BIND = "bind/"
 CONSTANTS = "constants.safetensors"
 WEIGHTS = "weights.safetensors"
 
@@ -152,10 +154,11 @@ def _write_members(
 ) -> dict[str, Path]:
     """Write every member but the manifest into `folder`: their files by name."""
     members: dict[str, Path] = {}
-    for number, code in enumerate(program.artefacts.objects):
-        members[f"code/{number:04}.o"] = folder / f"{number:04}.o"
-        members[f"code/{number:04}.o"].write_bytes(code)
-    members |= _write_gpu_members(program.artefacts.gpu, folder)
+    members |= _write_code_members(program.artefacts, folder)
+    if program.artefacts.bind is not None:
+        (folder / BIND).mkdir()
+        bound = _write_code_members(program.artefacts.bind.program, folder / BIND)
+        members |= {f"{BIND}{name}": file for name, file in bound.items()}
     contents: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, WEIGHTS: {}}
     for spec, tensor in zip(program.artefacts.tensors, program.all_weights(), strict=True):
         if aliases[spec.name] == spec.name:
@@ -166,6 +169,15 @@ def _write_members(
         members[member] = folder / member
         safetensors.torch.save_file(tensors, members[member])
     return members
+
+
+def _write_code_members(artefacts: Artefacts, folder: Path) -> dict[str, Path]:
+    """Write all code of a program: the files by the names of their members."""
+    members: dict[str, Path] = {}
+    for number, code in enumerate(artefacts.objects):
+        members[f"code/{number:04}.o"] = folder / f"{number:04}.o"
+        members[f"code/{number:04}.o"].write_bytes(code)
+    return members | _write_gpu_members(artefacts.gpu, folder)
 
 
 def _write_gpu_members(code: GpuCode | None, folder: Path) -> dict[str, Path]:
@@ -247,9 +259,12 @@ def _read(path: _PathLike) -> _Saved:
         _check_version(path, document)
         digests = document["members"]
         members = {name: _read_member(path, archive, name, digests[name]) for name in digests}
-    code = tuple(members[name] for name in sorted(members) if name.startswith("code/"))
-    artefacts = _read_artefacts(path, document, code)
+    artefacts = _read_artefacts(path, document, _objects(members))
     artefacts = dataclasses.replace(artefacts, gpu=_read_gpu_code(path, artefacts, members))
+    if artefacts.bind is not None:
+        bound = {n.removeprefix(BIND): data for n, data in members.items() if n.startswith(BIND)}
+        gpu = _read_gpu_code(path, artefacts.bind.program, bound)
+        artefacts = manifest.with_bind_code(artefacts, _objects(bound), gpu)
     _check_machine(path, artefacts)
     tensors: dict[str, Tensor] = {}
     for name in (CONSTANTS, WEIGHTS):
@@ -312,6 +327,11 @@ def _read_member(path: _PathLike, archive: zipfile.ZipFile, name: str, digest: s
     return data
 
 
+def _objects(members: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """The native code of a program."""
+    return tuple(members[name] for name in sorted(members) if name.startswith("code/"))
+
+
 def _read_artefacts(
     path: _PathLike, document: Mapping[str, Any], code: tuple[bytes, ...]
 ) -> Artefacts:
@@ -334,7 +354,11 @@ def _read_gpu_code(
     if GPU_CODE not in members:
         raise ErrorId.SJ_LOAD_005.error(path=path, member=GPU_CODE, reason="is missing")
     head = members.get(GPU_HEAD)
-    kernels = sorted(name for name in members if name.endswith(".kernel") and name != GPU_HEAD)
+    kernels = sorted(
+        name
+        for name in members
+        if name.startswith("gpu/") and name.endswith(".kernel") and name != GPU_HEAD
+    )
     try:
         code = GpuCode.from_json(members[GPU_CODE], [members[name] for name in kernels], head)
         for variant in code.variants:

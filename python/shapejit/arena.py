@@ -66,6 +66,11 @@ class ArenaPool:
             if len(self._idle) < self._limit:
                 self._idle.append(arena)
 
+    def release_idle(self) -> None:
+        """Free the arenas that no call has."""
+        with self._lock:
+            self._idle.clear()
+
 
 class StreamArena(NamedTuple):
     """Working memory of a stream's calls; to be held until a call that uses it is queued.
@@ -120,6 +125,11 @@ class StreamArenas:
         del arena
         with self._lock:
             return self._grown(stream, size)
+
+    def release(self) -> None:
+        """Free all arenas; torch's allocator lets the streams finish what uses them."""
+        with self._lock:
+            self._arenas.clear()
 
     def _grown(self, stream: int, size: int) -> StreamArena:
         # Another thread may have come first. Else its memory goes back before there is more.

@@ -185,6 +185,42 @@ class JoinSpec:
 
 
 @dataclass(frozen=True)
+class HoistedSpec:
+    """A tensor that is computed from weights alone, once when a program is bound to them.
+
+    Attributes:
+        name: in reports.
+        dtype: torch's name of the dtype.
+        shape: its sizes.
+        weights: numbers of the weights that it is computed from.
+        sources: operators that it is the result of, with their source lines.
+        read_in_place: kernels of calls read the tensor itself, not only copies of it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    weights: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+    read_in_place: bool = True
+
+
+@dataclass(frozen=True)
+class BindPart:
+    """What a program computes when it is bound to weights, and again when one of them changed.
+
+    Attributes:
+        program: its inputs are weights, its outputs the hoisted tensors; it has no weights itself.
+        weights: numbers of the weights that are its inputs, in order.
+        hoisted: its outputs, in order.
+    """
+
+    program: Artefacts
+    weights: tuple[int, ...]
+    hoisted: tuple[HoistedSpec, ...]
+
+
+@dataclass(frozen=True)
 class TensorOutput:
     """A leaf of the result that the program computes; `dims` are for reports."""
 
@@ -301,9 +337,10 @@ class Artefacts:
     *symbols, int64_t *out)`` and ``void shapejit_run(const int64_t *symbols, void **buffers, void
     *arena)``. `symbols` has one value a module symbol (a derived one is ignored). `out` receives
     the arena's size in bytes, the sizes of every `TensorOutput` in order, and last 0 or the code
-    of a `ConstraintInfo` that fails. `buffers` holds the tensor inputs, the weights (null unless
-    read in place), the packed weights and the tensor outputs, in the order of this record; after
-    the tensor inputs come the states.
+    of a `ConstraintInfo` that fails. `buffers` holds the tensor inputs, the weights and the hoisted
+    tensors (null unless read in place), the packed weights and the tensor outputs, in the order of
+    this record; after the tensor inputs come the states. Where weights are numbered, as in `packs`,
+    the hoisted tensors come after them.
 
     For a GPU the second one is ``int32_t shapejit_run(.., void *const *kernels, void *stream)``
     with the same first arguments: it queues the launches in a stream and returns the status of the
@@ -321,6 +358,8 @@ class Artefacts:
             of the call.
         updates: leaves of the arguments that calls change in place.
         arena: slots of working memory: the sizes of each in bytes, of which the largest counts.
+        bind: what is computed from weights alone; None if nothing is.
+        kept: operators that depend on weights alone and still run in every call, with the reasons.
     """
 
     objects: tuple[bytes, ...]
@@ -340,6 +379,13 @@ class Artefacts:
     states: tuple[WeightSpec, ...] = ()
     updates: tuple[int, ...] = ()
     arena: tuple[Sizes, ...] = ()
+    bind: BindPart | None = None
+    kept: tuple[str, ...] = ()
+
+    @property
+    def hoisted(self) -> tuple[HoistedSpec, ...]:
+        """The tensors that are computed from weights alone."""
+        return () if self.bind is None else self.bind.hoisted
 
     @property
     def tensors(self) -> tuple[WeightSpec, ...]:

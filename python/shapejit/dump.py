@@ -13,6 +13,9 @@ Each compilation gets a new folder, named by the time and the model's arguments:
                                                             nvdisasm is), machine code and interface
                                                             of each variant of a kernel for a GPU
         index.md, index.json                                kernels with their sizes and sources
+        bind/..                                             the same of what is computed from
+                                                            weights alone, from the stage on that
+                                                            finds it
 """
 
 from __future__ import annotations
@@ -72,6 +75,14 @@ class Dump:
             tuple[KernelInfo, ...], tuple[SymbolSpec, ...], dict[str, Sequence[str]]
         ] = ((), (), {})
         self._lock = threading.Lock()
+
+    def part(self, name: str) -> Dump:
+        """The dump of a part of the program that is compiled apart, in a folder within this one."""
+        made = Dump(None, name)
+        if self.folder is not None:
+            made.folder = self.folder / name
+            (made.folder / "kernels").mkdir(parents=True)
+        return made
 
     def stage(self, name: str, module: Any) -> None:
         """Write the IR after a stage."""

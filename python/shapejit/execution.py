@@ -65,6 +65,16 @@ class Execution(Protocol):
             out: another one, that is written.
         """
 
+    def beside(self, artefacts: Artefacts) -> Execution:
+        """The execution of another program for the same target, in the same place.
+
+        Raises:
+            LLVMError, CudaError: its code does not load.
+        """
+
+    def release(self) -> None:
+        """Gives working memory back that no running call has."""
+
     def prepare(self, buffers: Any) -> None:
         """Does ahead of time what calls need.
 
@@ -133,6 +143,14 @@ class CpuExecution:
 
     def graph_use(self) -> None:
         """See `Execution`; graphs are for GPUs."""
+
+    def beside(self, artefacts: Artefacts) -> CpuExecution:
+        """See `Execution`."""
+        return CpuExecution(artefacts)
+
+    def release(self) -> None:
+        """See `Execution`."""
+        self._arenas.release_idle()
 
     def prepare(self, buffers: Any) -> None:
         """See `Execution`; here there is nothing to prepare."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
@@ -20,14 +20,19 @@ from shapejit import artefacts as records
 from shapejit.artefacts import Artefacts
 from shapejit.symbolic import Expr
 
+if TYPE_CHECKING:
+    from shapejit.gpu.program_code import GpuCode
+
 _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
         records.Artefacts,
+        records.BindPart,
         records.ConstantInput,
         records.ConstantOutput,
         records.ConstraintInfo,
         records.Derivation,
+        records.HoistedSpec,
         records.InputOutput,
         records.JoinSpec,
         records.KernelInfo,
@@ -59,10 +64,16 @@ class UnregisteredTypeError(Exception):
 def to_json(artefacts: Artefacts) -> Any:
     """`artefacts`, but for its objects and leases, as dicts, lists and scalars.
 
+    Of a bind part, what runs on a GPU is left out as well.
+
     Raises:
         NotImplementedError, TypeError: torch cannot serialise a treespec in it.
     """
-    return _encode(dataclasses.replace(artefacts, objects=(), leases=()))
+    bind = artefacts.bind
+    if bind is not None:
+        program = dataclasses.replace(bind.program, objects=(), leases=(), gpu=None)
+        bind = dataclasses.replace(bind, program=program)
+    return _encode(dataclasses.replace(artefacts, objects=(), leases=(), bind=bind))
 
 
 def from_json(value: Any, objects: tuple[bytes, ...]) -> Artefacts:
@@ -76,6 +87,17 @@ def from_json(value: Any, objects: tuple[bytes, ...]) -> Artefacts:
     if not isinstance(artefacts, Artefacts):
         raise ValueError("the manifest holds no program")
     return dataclasses.replace(artefacts, objects=objects)
+
+
+def with_bind_code(
+    artefacts: Artefacts, objects: tuple[bytes, ...], gpu: GpuCode | None
+) -> Artefacts:
+    """What `from_json` gave, with the code of its bind part put back."""
+    if artefacts.bind is None:
+        return artefacts
+    program = dataclasses.replace(artefacts.bind.program, objects=objects, gpu=gpu)
+    bind = dataclasses.replace(artefacts.bind, program=program)
+    return dataclasses.replace(artefacts, bind=bind)
 
 
 def _encode(value: Any) -> Any:

@@ -36,6 +36,7 @@ from .cpu_features import host_target, target_info
 from .describe import describe_kernels
 from .dump import Dump
 from .errors import ErrorId
+from .hoisting import NOTHING_HOISTED, BindModule, Hoisting, take_bind_module, take_kept
 from .knobs import knobs
 from .pass_host import PipelineError, run_pipeline, write_reproducer
 from .symbolic import Expr, linearize, map_exprs
@@ -70,6 +71,9 @@ _CANONICALIZE_SHAPES = Stage(
 _FOLD_VIEWS = Stage("fold-views", _passes("shapejit-fold-views,canonicalize,cse"))
 # Pointwise loops move into their readers and into the epilogues of contractions.
 _INLINE_POINTWISE = Stage("inline-pointwise", _passes("shapejit-inline-pointwise,canonicalize,cse"))
+# What depends on weights alone leaves the calls. The part that computes it is compiled apart, by
+# the stages from here on.
+_HOIST_WEIGHTS = Stage("hoist-weights", _passes("shapejit-hoist-weights"))
 # What remains is grouped into kernels; equal ones are built once.
 _FORM_KERNELS = Stage("form-kernels", _passes("shapejit-form-kernels"))
 # Launch results get their place, the launches become the host program.
@@ -81,6 +85,7 @@ STAGES: tuple[Stage, ...] = (
     _CANONICALIZE_SHAPES,
     _FOLD_VIEWS,
     _INLINE_POINTWISE,
+    _HOIST_WEIGHTS,
     # Weights get the layout that the micro-kernel streams.
     Stage("pack-weights", _passes("shapejit-pack-weights{{panel={panel}}},canonicalize,cse")),
     _FORM_KERNELS,
@@ -118,6 +123,7 @@ def gpu_stages(
         _INLINE_POINTWISE,
         # What one kernel computes stays in f32 until it is stored.
         Stage("widen-bodies", _passes("shapejit-widen-bodies,canonicalize,cse")),
+        _HOIST_WEIGHTS,
         # Filters get the layout that TMA reads, channels last.
         Stage(
             "pack-weights",
@@ -231,6 +237,7 @@ class _Compilation:
         packs: Sequence[CopySpec] = (),
         arena: Sequence[Sizes] = (),
         gpu: GpuCode | None = None,
+        hoisting: Hoisting = NOTHING_HOISTED,
     ) -> Artefacts:
         """The result of the compilation; see `Artefacts`.
 
@@ -255,10 +262,41 @@ class _Compilation:
             arena=tuple(arena),
             states=imported.states,
             updates=imported.updates,
+            bind=hoisting.bind,
+            kept=hoisting.kept,
         )
 
+    def of_bind_part(self, part: BindModule) -> _Compilation:
+        """The compilation of what is computed from weights alone."""
+        imported = part.imported(self.imported)
+        return dataclasses.replace(self, imported=imported, dump=self.dump.part("bind"))
 
-def _build_for_cpu(compilation: _Compilation) -> Artefacts:
+
+def _hoisted(
+    compilation: _Compilation,
+    stages: Sequence[Stage],
+    build_part: Callable[[_Compilation, Sequence[Stage]], Artefacts],
+) -> Hoisting:
+    """What the stage that hoists has found, the bind part compiled.
+
+    Args:
+        stages: of the program; the bind part goes through those that follow that stage.
+        build_part: compiles a program by some stages.
+    """
+    module = compilation.imported.module
+    part, kept = take_bind_module(module), take_kept(module)
+    for reason in kept:
+        _PASSES_LOG.info("depends on weights alone and stays in calls: %s", reason)
+    if part is None:
+        return Hoisting(None, kept)
+    rest = stages[stages.index(_HOIST_WEIGHTS) + 1 :]
+    bind = part.bind_part(build_part(compilation.of_bind_part(part), rest))
+    _PASSES_LOG.info("%d tensors are computed from weights alone", len(bind.hoisted))
+    return Hoisting(bind, kept)
+
+
+def _build_for_cpu(compilation: _Compilation, stages: Sequence[Stage] | None = None) -> Artefacts:
+    stages = STAGES if stages is None else stages
     imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
     module = imported.module
     kernels: tuple[KernelInfo, ...] = ()
@@ -272,12 +310,16 @@ def _build_for_cpu(compilation: _Compilation) -> Artefacts:
     units: dict[str, Unit] = {}
     found: dict[str, Fetched] = {}
     symbols: dict[str, str] = {}  # of the kernels' code, by the kernels' names
-    for stage in STAGES:
+    hoisting = NOTHING_HOISTED
+    for stage in stages:
         compilation.run(stage)
-        if stage is _FORM_KERNELS:
+        if stage is _HOIST_WEIGHTS:
+            hoisting = _hoisted(compilation, stages, _build_for_cpu)
+        elif stage is _FORM_KERNELS:
             kernels = describe_kernels(module)
             packs = _packs(module)
             weights = _weights_read(module, imported.weights)
+            hoisting = hoisting.with_reads(_reads_in_place(module))
             _log_kernels(kernels, packs)
             _log_ranges(kernels, imported.symbols)
             if dump.folder is None:
@@ -293,10 +335,14 @@ def _build_for_cpu(compilation: _Compilation) -> Artefacts:
     kernels = tuple(
         dataclasses.replace(k, origin=code[symbols.get(k.name, k.name)].origin) for k in kernels
     )
-    return compilation.artefacts(kernels, code, weights, packs=packs, arena=arena)
+    return compilation.artefacts(
+        kernels, code, weights, packs=packs, arena=arena, hoisting=hoisting
+    )
 
 
-def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
+def _build_for_gpu(
+    compilation: _Compilation, gpu_target: str, stages: Sequence[Stage] | None = None
+) -> Artefacts:
     # What compilations for the CPU do without.
     from .gpu import program_build as gpu
     from .passes.buckets.device import device_of_target
@@ -313,19 +359,25 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
     weights = imported.weights
     built = gpu.BuiltCode({}, {}, {})
     builder = gpu.builder_for(dump)
-    stages = gpu_stages(
+    stages = stages or gpu_stages(
         options.max_regions,
         tf32=options.float32_precision == "tf32",
         winograd=options.winograd,
         max_rel_error=options.max_rel_error,
     )
+    hoisting = NOTHING_HOISTED
     for stage in stages:
         compilation.run(stage)
-        if stage is _FORM_KERNELS:
+        if stage is _HOIST_WEIGHTS:
+            hoisting = _hoisted(
+                compilation, stages, lambda part, rest: _build_for_gpu(part, gpu_target, rest)
+            )
+        elif stage is _FORM_KERNELS:
             kernels = describe_kernels(module)
             gpu.check_kernels(module, kernels)
             packs = _packs(module)
             weights = _weights_read(module, imported.weights)
+            hoisting = hoisting.with_reads(_reads_in_place(module))
             _log_kernels(kernels, packs)
         elif stage.name == _CHOOSE_BUCKETS:
             built = _build_variants(compilation, arch, builder)
@@ -344,6 +396,7 @@ def _build_for_gpu(compilation: _Compilation, gpu_target: str) -> Artefacts:
         packs=packs,
         arena=arena,
         gpu=gpu_code,
+        hoisting=hoisting,
     )
     cubins = [*built.cubins.values(), *([] if found_head is None else [found_head])]
     return dataclasses.replace(
@@ -447,13 +500,18 @@ def _number(size: Expr) -> int:
 
 def _weights_read(module: Any, weights: Sequence[WeightSpec]) -> tuple[WeightSpec, ...]:
     """The weights, with note of those of which only copies are read."""
-    specs = []
-    for spec, argument in zip(weights, _weight_arguments(module), strict=True):
-        in_place = any(user.name not in sir.COPIES for user, _ in sir.users(argument))
-        specs.append(
-            WeightSpec(spec.name, spec.dtype, spec.shape, spec.constant, read_in_place=in_place)
-        )
-    return tuple(specs)
+    return tuple(
+        dataclasses.replace(spec, read_in_place=in_place)
+        for spec, in_place in zip(weights, _reads_in_place(module), strict=False)
+    )
+
+
+def _reads_in_place(module: Any) -> list[bool]:
+    """Whether launches read the weights, and after them the hoisted tensors, themselves."""
+    return [
+        any(user.name not in sir.COPIES for user, _ in sir.users(argument))
+        for argument in _weight_arguments(module)
+    ]
 
 
 def _arena(module: Any) -> tuple[Sizes, ...]:

@@ -25,6 +25,7 @@ from shapejit.artefacts import (
     SizeOutput,
     TensorOutput,
 )
+from shapejit.bind_program import BindProgram
 from shapejit.changes import Changes, own_copy
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
@@ -143,6 +144,9 @@ class Program(nn.Module):
         )
         self._compiles = compiles
         self._origin = origin
+        part = artefacts.bind
+        bind = None if part is None else BindProgram(part, self._execution.beside(part.program))
+        self._bind = bind
         held, states = weights[: len(artefacts.weights)], weights[len(artefacts.weights) :]
         self._weights = Weights(
             artefacts.weights,
@@ -151,6 +155,7 @@ class Program(nn.Module):
             device,
             alignment=self._execution.alignment,
             free_original=free_original,
+            bind=bind,
         )
         # Which leaf each tensor input is, and whether its values may be lazily negated.
         self._tensor_inputs = [
@@ -178,9 +183,7 @@ class Program(nn.Module):
         self._plan_type = ctypes.c_int64 * (2 + sum(artefacts.output_ranks))
         self._read_plan = struct.Struct(f"{2 + sum(artefacts.output_ranks)}q").unpack
         self._tables = self._new_tables(self._weights.last)
-        self._first_output = (
-            len(self._tensor_inputs) + len(artefacts.weights) + len(artefacts.packs)
-        )
+        self._first_output = len(self._tensor_inputs) + len(self._weights.last.pointers)
         self._counters = _Counters()
         self._copies_logged = False
         self._execution.prepare(self._tables.borrow())
@@ -335,6 +338,7 @@ class Program(nn.Module):
         """The tensors that the caller wants results in, checked."""
         read = [leaves[index] for index, _ in self._tensor_inputs]
         read += [tensor for tensor in weights.in_place if tensor is not None]
+        read += [tensor for tensor in weights.hoisted if tensor is not None]
         sizes = [plan[start:end] for _, start, end in self._outputs]
         return list(self._given.checked(out, sizes, read))
 
@@ -376,10 +380,18 @@ class Program(nn.Module):
             arena_bytes=self._execution.arena_bytes,
             weight_bytes=self._weights.bytes,
             packed_bytes=self._weights.copied_bytes,
-            code_bytes=self._execution.code_bytes,
+            hoisted_bytes=self._weights.hoisted_bytes,
+            bind_runs=self._weights.bind_runs,
+            code_bytes=self._code_bytes,
             compile_seconds=dict(self.artefacts.compile_seconds),
             graphs=GraphStats.of(self._execution.graph_use()),
         )
+
+    @property
+    def _code_bytes(self) -> int:
+        """Machine code in the memory of a GPU."""
+        bind = 0 if self._bind is None else self._bind.code_bytes
+        return self._execution.code_bytes + bind
 
     def explain(self, *args: Any, **kwargs: Any) -> report.Explanation:
         """What a call with these arguments would run, without running it."""
@@ -397,11 +409,12 @@ class Program(nn.Module):
 
     def _held_bytes(self) -> dict[str, int]:
         """Memory that the program holds whatever the sizes of a call, by what it is for."""
-        execution, use = self._execution, self._execution.graph_use()
+        use = self._execution.graph_use()
         held = {
             "weights": self._weights.bytes,
             "copies of weights": self._weights.copied_bytes,
-            "machine code": execution.code_bytes,
+            "computed from weights": self._weights.hoisted_bytes,
+            "machine code": self._code_bytes,
         }
         if use is not None:
             held["blocks of parameters, all streams"] = use.block_bytes

@@ -209,7 +209,10 @@ def _with_origin(artefacts: Artefacts, origin: str) -> Artefacts:
     if gpu is not None:
         variants = tuple(dataclasses.replace(v, origin=origin) for v in gpu.variants)
         gpu = dataclasses.replace(gpu, variants=variants)
-    return dataclasses.replace(artefacts, kernels=kernels, gpu=gpu)
+    bind = artefacts.bind
+    if bind is not None:
+        bind = dataclasses.replace(bind, program=_with_origin(bind.program, origin))
+    return dataclasses.replace(artefacts, kernels=kernels, gpu=gpu, bind=bind)
 
 
 __all__ = ["FoundProgram", "ProgramUnit", "find_or_compile", "program_unit"]

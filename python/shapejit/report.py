@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapejit.artefacts import Artefacts, KernelInfo, SymbolSpec
+import torch
+
+from shapejit.artefacts import Artefacts, HoistedSpec, KernelInfo, SymbolSpec
 from shapejit.diagnosis import named
 from shapejit.report_graphs import GraphStats, RegionRow, region_rows
 from shapejit.report_memory import MemoryRow, memory_rows, total_bytes
@@ -66,6 +69,8 @@ class Stats(Report):
         arena_bytes: working memory held now, idle and in use.
         weight_bytes: memory of the weights themselves, as the model holds them.
         packed_bytes: memory of packed and contiguous copies of weights, on top.
+        hoisted_bytes: memory of what was computed from weights alone, on top.
+        bind_runs: how often that was computed: once, and again after a weight has changed.
         code_bytes: machine code in the memory of the GPU.
         compile_seconds: wall time by stage of the compilation that made the program.
         graphs: of a program under constant graphs, what these are and did; else None.
@@ -82,12 +87,16 @@ class Stats(Report):
     code_bytes: int
     compile_seconds: Mapping[str, float]
     graphs: GraphStats | None = None
+    hoisted_bytes: int = 0
+    bind_runs: int = 0
 
     def tables(self) -> list[Table]:
         counters = _table("Calls", "", "value")
-        for name in ("calls", "compiles", "origin", "distinct_shapes", "input_copies"):
+        counts = ("calls", "compiles", "origin", "distinct_shapes", "input_copies", "bind_runs")
+        for name in counts:
             counters.add_row(name.replace("_", " "), str(getattr(self, name)))
-        for name in ("arena_bytes", "weight_bytes", "packed_bytes", "code_bytes"):
+        sizes = ("arena_bytes", "weight_bytes", "packed_bytes", "hoisted_bytes", "code_bytes")
+        for name in sizes:
             counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))
         tables = [counters]
         if self.graphs is not None:
@@ -163,6 +172,27 @@ class KernelRow:
     buckets: tuple[BucketRow, ...] = ()
 
 
+@dataclass(frozen=True)
+class HoistedRow:
+    """A tensor that is computed from weights alone, once when a program is bound to them.
+
+    Attributes:
+        name: of the tensor.
+        sizes: its sizes.
+        dtype: torch's name of its dtype.
+        bytes: memory that it takes; 0 if only packed or joined copies of it are kept.
+        weights: names of the weights that it is computed from.
+        sources: the operators that it is the result of, with their source lines.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: str
+    bytes: int
+    weights: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class Explanation(Report):
     """What the program does for one set of inputs.
@@ -177,6 +207,8 @@ class Explanation(Report):
         regions: of a program under constant graphs, those that calls are expected in.
         origin: where the program came from; see `Stats`.
         memory: what the call needs, and what the program holds beside.
+        hoisted: what calls do without, as it is computed when weights are bound.
+        kept: operators that depend on weights alone and run in calls all the same, with reasons.
     """
 
     symbols: tuple[SymbolRow, ...]
@@ -188,6 +220,8 @@ class Explanation(Report):
     regions: tuple[RegionRow, ...] = ()
     origin: str = dataclasses.field(default="built", compare=False)
     memory: tuple[MemoryRow, ...] = ()
+    hoisted: tuple[HoistedRow, ...] = ()
+    kept: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
         symbols = _table("Symbols", "name", "value", "range", "note")
@@ -214,7 +248,7 @@ class Explanation(Report):
         memory.add_row("all of it", "", bytes_text(total_bytes(self.memory)), style="bold")
         dispatches = [_dispatch_table(kernel) for kernel in self.kernels if kernel.buckets]
         regions = [_regions_table(self)] if self.regions else []
-        return [symbols, kernels, *dispatches, *regions, memory]
+        return [symbols, kernels, *_hoisted_tables(self), *dispatches, *regions, memory]
 
 
 _ORIGINS = {
@@ -256,6 +290,8 @@ def explain(
         regions=region_rows(artefacts, values),
         origin=origin,
         memory=memory_rows(artefacts, values, plan, held or {}),
+        hoisted=tuple(_hoisted_row(artefacts, spec) for spec in artefacts.hoisted),
+        kept=artefacts.kept,
     )
 
 
@@ -280,6 +316,18 @@ def _symbol_row(spec: SymbolSpec, value: int, symbols: Sequence[SymbolSpec]) -> 
     if spec.opt is not None:
         notes.append(f"most often {spec.opt}")
     return SymbolRow(spec.name, value, spec.min, spec.max, spec.opt, spec.divisor, ", ".join(notes))
+
+
+def _hoisted_row(artefacts: Artefacts, spec: HoistedSpec) -> HoistedRow:
+    width: int = getattr(torch, spec.dtype).itemsize
+    return HoistedRow(
+        spec.name,
+        spec.shape,
+        spec.dtype,
+        math.prod(spec.shape) * width if spec.read_in_place else 0,
+        tuple(artefacts.weights[number].name for number in spec.weights),
+        spec.sources,
+    )
 
 
 def _kernel_row(artefacts: Artefacts, kernel: KernelInfo, values: Sequence[int]) -> KernelRow:
@@ -342,6 +390,28 @@ def _bucket_rows(
             )
         )
     return tuple(rows)
+
+
+def _hoisted_tables(explanation: Explanation) -> list[Table]:
+    """What is computed from weights alone, once and in every call; none if nothing is."""
+    tables = []
+    if explanation.hoisted:
+        once = _table("Computed once, when weights are bound", "what", "sizes", "of", "by", "size")
+        for row in explanation.hoisted:
+            once.add_row(
+                row.name,
+                f"{_sizes_text(row.sizes)} {row.dtype}",
+                ", ".join(row.weights) or "constants",
+                ", ".join(row.sources),
+                bytes_text(row.bytes) if row.bytes else "as copies",
+            )
+        tables.append(once)
+    if explanation.kept:
+        always = _table("Of weights alone, and yet in every call: results are too large", "what")
+        for text in explanation.kept:
+            always.add_row(text)
+        tables.append(always)
+    return tables
 
 
 def _dispatch_table(kernel: KernelRow) -> Table:

@@ -3,10 +3,12 @@
 """The weights of a program and the copies of them that its kernels read.
 
 Kernels read a weight in place, or a copy, or both: a weight packed into panels, or several joined
-into one tensor. Every call compares each weight's address, and the version counter of those that
-are copied, with what was seen before; after an in-place update (``load_state_dict``,
-``weight.copy_``) the copies are made again. A tensor created in inference mode has no version
-counter: of such a weight only a new address is noticed.
+into one tensor. What depends on weights alone is *hoisted*: computed once, by the program's bind
+part, and read, packed and joined like a weight. Every call compares each weight's address, and the
+version counter of those that are copied or computed with, with what was seen before; after an
+in-place update (``load_state_dict``, ``weight.copy_``) the copies and the hoisted tensors are made
+again. A tensor created in inference mode has no version counter: of such a weight only a new
+address is noticed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from torch import Tensor
 from shapejit import logs
 from shapejit.artefacts import CopySpec, JoinSpec, PackSpec, WeightSpec
 from shapejit.errors import ErrorId
+
+if TYPE_CHECKING:
+    from shapejit.bind_program import BindProgram
 
 _LOG = logs.logger("runtime")
 
@@ -39,11 +45,12 @@ class Buffers:
     """What the kernels read, as of one moment; a running call keeps it alive.
 
     Attributes:
-        pointers: addresses of the weights (0 unless read in place), then of the packed and joined
-            copies.
+        pointers: addresses of the weights and the hoisted tensors (0 unless read in place), then of
+            the packed and joined copies.
         in_place: weights read in place; copies stand in for those that cannot be.
         packed: packed and joined copies.
         copied_bytes: memory of all copies among them.
+        hoisted: tensors computed from weights; None for one of which only copies are read.
         storages: of the weights read in place. Kernels that are queued before it is noticed that a
             weight has moved read what it was; its memory has to be there.
     """
@@ -53,6 +60,12 @@ class Buffers:
     packed: tuple[Tensor, ...]
     copied_bytes: int
     storages: tuple[torch.UntypedStorage, ...] = ()
+    hoisted: tuple[Tensor | None, ...] = ()
+
+    @property
+    def hoisted_bytes(self) -> int:
+        """Memory of the hoisted tensors."""
+        return sum(tensor.nbytes for tensor in self.hoisted if tensor is not None)
 
 
 class _Seen:
@@ -97,7 +110,9 @@ class Weights:
         tensors: the weights; they are held, not copied.
         device: where they must be.
         alignment: bytes that the addresses which kernels read are multiples of.
-        free_original: empty the tensors of which only packed or joined copies are read.
+        free_original: empty the tensors of which only packed or joined copies are read, and that
+            nothing is computed with.
+        bind: computes what depends on them alone; None if nothing does.
 
     Raises:
         LoadError: a tensor has another dtype, shape or device than its spec (SJ-LOAD-008).
@@ -112,7 +127,9 @@ class Weights:
         *,
         alignment: int = 1,
         free_original: bool = False,
+        bind: BindProgram | None = None,
     ) -> None:
+        self._bind = bind
         self.specs = tuple(specs)
         self.packs = tuple(packs)
         self.tensors: list[Tensor] = list(tensors)
@@ -146,7 +163,18 @@ class Weights:
         """The copies of weights that kernels read."""
         in_place = enumerate(self._buffers.in_place)
         copied = [t for index, t in in_place if t is not None and self._is_copy(index, t)]
-        return [*copied, *self._buffers.packed]
+        hoisted = [tensor for tensor in self._buffers.hoisted if tensor is not None]
+        return [*copied, *hoisted, *self._buffers.packed]
+
+    @property
+    def hoisted_bytes(self) -> int:
+        """Memory of what was computed from weights, in bytes."""
+        return self._buffers.hoisted_bytes
+
+    @property
+    def bind_runs(self) -> int:
+        """How often what depends on weights alone was computed."""
+        return 0 if self._bind is None else self._bind.runs
 
     @property
     def copied_bytes(self) -> int:
@@ -207,15 +235,16 @@ class Weights:
         # Taken before copying, so that a change made meanwhile is noticed by the next call.
         stamps = [self._stamp(index) for index in range(len(self.specs))]
         changed = {n for n, stamp in enumerate(stamps) if stamp != self._stamps[n]}
+        count = len(changed)  # hoisted tensors that are computed again come to them
         start = time.perf_counter()
         self._buffers = self._make_buffers(changed)
-        if self._device.type == "cuda" and self._copies_of(changed):
+        if self._device.type == "cuda" and (len(changed) > count or self._copies_of(changed)):
             # Calls in other streams read the copies, too. A capture, which cannot wait, fails here
             # instead of reading copies that are made when it is replayed.
             torch.cuda.current_stream(self._device).synchronize()
         _LOG.info(
             "%d weights are new or changed, %d copies made in %.3f s",
-            len(changed),
+            count,
             sum(not changed.isdisjoint(sources(pack)) for pack in self.packs),
             time.perf_counter() - start,
         )
@@ -223,7 +252,7 @@ class Weights:
         self._watch()
 
     def _copies_of(self, changed: set[int]) -> bool:
-        """Whether there are copies of some of these weights."""
+        """Whether there are copies of some of these weights or hoisted tensors."""
         in_place = enumerate(self._buffers.in_place)
         return any(
             index in changed and self._is_copy(index, tensor) for index, tensor in in_place
@@ -242,6 +271,7 @@ class Weights:
         copied = {index for pack in self.packs for index in sources(pack)} | {
             index for index in live if self._is_copy(index, self._buffers.in_place[index])
         }
+        copied.update(() if self._bind is None else self._bind.weights)
         versioned = [
             index for index in live if index in copied and not self.tensors[index].is_inference()
         ]
@@ -257,7 +287,11 @@ class Weights:
         return tensor is not None and tensor is not self.tensors[index]
 
     def _make_buffers(self, changed: set[int]) -> Buffers:
-        """The buffers, with new copies of the changed weights and the old ones of the rest."""
+        """The buffers, with new copies of the changed weights and the old ones of the rest.
+
+        Args:
+            changed: numbers of the weights; those of hoisted tensors that changed are added.
+        """
         old = self._buffers
         in_place = tuple(
             (self._readable(index) if index in changed else old.in_place[index])
@@ -265,21 +299,68 @@ class Weights:
             else None
             for index, spec in enumerate(self.specs)
         )
+        hoisted = self._hoisted(changed, in_place)
         packed = tuple(
-            old.packed[number] if changed.isdisjoint(sources(pack)) else self._copy(number)
+            old.packed[number] if changed.isdisjoint(sources(pack)) else self._copy(number, hoisted)
             for number, pack in enumerate(self.packs)
         )
+        kept = self._kept(hoisted)
         copies = [
             copy
             for index, copy in enumerate(in_place)
             if copy is not None and self._is_copy(index, copy)
         ]
         return Buffers(
-            pointers=tuple(0 if t is None else t.data_ptr() for t in (*in_place, *packed)),
+            pointers=tuple(0 if t is None else t.data_ptr() for t in (*in_place, *kept, *packed)),
             in_place=in_place,
             packed=packed,
             copied_bytes=sum(tensor.nbytes for tensor in (*copies, *packed)),
             storages=tuple(t.untyped_storage() for t in in_place if t is not None),
+            hoisted=kept,
+        )
+
+    def _hoisted(
+        self, changed: set[int], in_place: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """The hoisted tensors, computed again if a weight that they depend on is in `changed`.
+
+        Their numbers are then added to it.
+
+        Args:
+            changed: numbers of the weights that are new.
+            in_place: the weights, as kernels read them; None for those that calls do not read.
+        """
+        bind, old = self._bind, self._buffers.hoisted
+        if bind is None:
+            return ()
+        first = len(self.specs)
+        numbers = range(first, first + len(bind.hoisted))
+        # One of which only copies are read is not there any more for a copy with a new weight.
+        missing = {number for number, t in zip(numbers, old, strict=False) if t is None}
+        needed = {
+            number
+            for pack in self.packs
+            if not changed.isdisjoint(sources(pack))
+            for number in sources(pack)
+        }
+        if changed.isdisjoint(bind.weights) and missing.isdisjoint(needed) and old:
+            return old
+        changed.update(numbers)
+        given = old if old and self._copies_stay else (None,) * len(numbers)
+        with torch.inference_mode(False), torch.no_grad():
+            readable = [
+                as_readable(self.tensors[index], self._alignment) if tensor is None else tensor
+                for index in bind.weights
+                for tensor in (in_place[index],)
+            ]
+            return tuple(bind.run(readable, given))
+
+    def _kept(self, hoisted: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The hoisted tensors that kernels read; of the others there are copies."""
+        specs = () if self._bind is None else self._bind.hoisted
+        return tuple(
+            tensor if spec.read_in_place else None
+            for spec, tensor in zip(specs, hoisted, strict=True)
         )
 
     def _readable(self, index: int) -> Tensor:
@@ -296,19 +377,32 @@ class Weights:
                 return old.copy_(tensor)
             return as_readable(tensor, self._alignment)
 
-    def _copy(self, number: int) -> Tensor:
-        """The copy that a spec describes, made of the weights as they are now."""
+    def _copy(self, number: int, hoisted: Sequence[Tensor | None]) -> Tensor:
+        """The copy that a spec describes, made of the weights as they are now.
+
+        Args:
+            number: of the spec.
+            hoisted: all hoisted tensors that the copy is made of.
+        """
         pack = self.packs[number]
         with torch.inference_mode(False), torch.no_grad():
             old = self._buffers.packed
             if isinstance(pack, PackSpec):
-                made = pack_panels(self.tensors[pack.weight], pack)
+                made = pack_panels(self._source(pack.weight, hoisted), pack)
                 return old[number].copy_(made) if old and self._copies_stay else made
             # A weight that was freed is still part of the copy before.
-            parts = [self.value(index).detach() for index in pack.weights]
+            parts = [self._source(index, hoisted).detach() for index in pack.weights]
             if old and self._copies_stay:
                 return torch.cat(parts, pack.dim, out=old[number])
             return torch.cat(parts, pack.dim)
+
+    def _source(self, index: int, hoisted: Sequence[Tensor | None]) -> Tensor:
+        """What a copy is made of: a weight, or a hoisted tensor."""
+        if index < len(self.specs):
+            return self.value(index)
+        tensor = hoisted[index - len(self.specs)]
+        assert tensor is not None, "what a copy needs was computed again"
+        return tensor
 
     def _check(self, index: int) -> None:
         spec, tensor = self.specs[index], self.tensors[index]
@@ -325,6 +419,7 @@ class Weights:
     def _free_packed_only(self) -> None:
         """Empty each tensor that no kernel reads in place, unless it is also another weight."""
         copied = {index for pack in self.packs for index in sources(pack)}
+        copied.difference_update(() if self._bind is None else self._bind.weights)
         kept = {
             id(self.tensors[index])
             for index, spec in enumerate(self.specs)

@@ -127,7 +127,10 @@ def with_fake_code(artefacts: Artefacts) -> Artefacts:
     if graph is not None:
         graph = dataclasses.replace(graph, head=_fake_head(graph))
     gpu = dataclasses.replace(artefacts.gpu, variants=variants, graph=graph)
-    return dataclasses.replace(artefacts, gpu=gpu)
+    bind = artefacts.bind
+    if bind is not None:
+        bind = dataclasses.replace(bind, program=with_fake_code(bind.program))
+    return dataclasses.replace(artefacts, gpu=gpu, bind=bind)
 
 
 def _fake_head(graph: GraphCode) -> bytes:

@@ -31,11 +31,11 @@ from shapejit.artefacts import (
     TensorOutput,
 )
 from shapejit.cache.cubins import CubinUnit
-from shapejit.codegen.builder import CubinBuilder
 from shapejit.execution import host_library, plan_function
 from shapejit.gpu import program_build
 from shapejit.gpu.interface import KernelInterface
 from shapejit.pass_host import run_pipeline
+from shapejit.passes.hoisting.split import is_bind_part
 from shapejit.passes.host.launchers import LAUNCH
 from shapejit.program import Program
 from unit.gpu_programs import CPU, build
@@ -44,18 +44,6 @@ _LAUNCH = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_vo
 _RUN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
 _REGION = ctypes.CFUNCTYPE(c_int64, c_void_p)
 _WORDS = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_void_p)
-
-
-class Recorder(CubinBuilder):
-    """A builder that remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.units: dict[tuple[str, str], CubinUnit] = {}
-
-    def build_async(self, unit: CubinUnit, *, urgent: bool = False) -> Any:
-        self.units[unit.key.text, str(dict(unit.key.schedule)["name"])] = unit
-        return super().build_async(unit, urgent=urgent)
 
 
 class Simulated:
@@ -67,6 +55,7 @@ class Simulated:
 
     Attributes:
         launched: numbers of the variants that were launched.
+        bind: what runs when weights are bound; None if nothing does.
     """
 
     device = CPU
@@ -75,8 +64,15 @@ class Simulated:
     arena_bytes = 0
     code_bytes = 0
 
-    def __init__(self, artefacts: Artefacts, units: Sequence[CubinUnit]) -> None:
+    def __init__(
+        self,
+        artefacts: Artefacts,
+        units: Sequence[CubinUnit],
+        bind_units: Sequence[CubinUnit] = (),
+    ) -> None:
         assert artefacts.gpu is not None
+        self._bind_units = bind_units
+        self.bind: Simulated | None = None
         self._artefacts = artefacts
         self._variants = artefacts.gpu.variants
         self._context = ir.Context()
@@ -90,6 +86,14 @@ class Simulated:
         self._graph = artefacts.gpu.graph
         self.launched: list[int] = []
         self.failure: Exception | None = None
+
+    def beside(self, artefacts: Artefacts) -> Simulated:
+        """The bind part of the program on a simulated GPU of its own."""
+        self.bind = Simulated(artefacts, self._bind_units)
+        return self.bind
+
+    def release(self) -> None:
+        """No memory is kept."""
 
     def place(self) -> None:
         """Calls run at once."""
@@ -163,6 +167,7 @@ class Simulated:
         return [
             *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in inputs),
             *(_bytes(spec.dtype, spec.shape) for spec in (*artefacts.states, *artefacts.weights)),
+            *(_bytes(spec.dtype, spec.shape) for spec in artefacts.hoisted),
             *map(self._copy_bytes, artefacts.packs),
             *(_bytes(s.dtype, [d.evaluate(symbols=symbols) for d in s.dims]) for s in outputs),
         ]
@@ -176,12 +181,13 @@ class Simulated:
 
     def _copy_bytes(self, spec: CopySpec) -> int:
         """Bytes of a copy of weights."""
+        known = (*self._artefacts.weights, *self._artefacts.hoisted)
         if isinstance(spec, PackSpec):
-            weight = self._artefacts.weights[spec.weight]
+            weight = known[spec.weight]
             sizes = list(spec.over(weight.shape).sizes)
             sizes[spec.dim] = -(-sizes[spec.dim] // spec.panel) * spec.panel
             return _bytes(weight.dtype, sizes)
-        parts = [self._artefacts.weights[number] for number in spec.weights]
+        parts = [known[number] for number in spec.weights]
         return sum(_bytes(part.dtype, part.shape) for part in parts)
 
     def _launch(
@@ -229,18 +235,25 @@ def simulated(
     model: nn.Module, args: Sequence[Tensor], shapes: Any, **options: Any
 ) -> tuple[Program, Simulated]:
     """A model compiled for the simulated GPU."""
-    recorder = Recorder()
+    asked: dict[bool, dict[str, CubinUnit]] = {False: {}, True: {}}
+    requests = program_build._requests
+
+    def recorded(module: Any, *others: Any) -> Any:
+        """The variants that are asked for, apart for the program and for its bind part."""
+        found = requests(module, *others)
+        named = {each.name: each.unit for kernel in found.values() for each in kernel}
+        asked[is_bind_part(module)] |= named
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_build, "builder_for", lambda _dump: recorder)
+        patch.setattr(program_build, "_requests", recorded)
         artefacts, weights = build(model, args, shapes, **options)
-    code = artefacts.gpu
-    assert code is not None
-    # Kernels are asked for in the order in which the program has them, then the head kernel.
-    texts = list(dict.fromkeys(text for text, _ in recorder.units))
-    del texts[len(code.kernels) :]
-    units: dict[int, CubinUnit] = {}
-    for kernel, text in zip(code.kernels, texts, strict=True):
-        for number in kernel.variants:
-            units[number] = recorder.units[text, code.variants[number].schedule]
-    execution = Simulated(artefacts, [units[number] for number in range(len(units))])
+    bind = () if artefacts.bind is None else _units(artefacts.bind.program, asked[True])
+    execution = Simulated(artefacts, _units(artefacts, asked[False]), bind)
     return Program(artefacts, weights, execution=execution), execution
+
+
+def _units(artefacts: Artefacts, asked: dict[str, CubinUnit]) -> list[CubinUnit]:
+    """What the variants of a program were made of, in their order."""
+    assert artefacts.gpu is not None
+    return [asked[variant.name] for variant in artefacts.gpu.variants]

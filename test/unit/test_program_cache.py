@@ -294,7 +294,7 @@ def test_an_entry_of_other_bytes() -> None:
         data[: head + 50],
         data[:-1],
         data + b"x",
-        data.replace(b"1", b"2", 1),
+        data.replace(b"shapejit-program 2", b"shapejit-program 1"),
     ]
     damaged += [data.replace(b'"Artefacts"', b'"Arteficts"'), data.replace(b'"parts"', b'"parti"')]
     for each in damaged:

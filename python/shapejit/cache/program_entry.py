@@ -4,9 +4,10 @@
 
 ::
 
-    shapejit-program 1 5120                     (format, bytes of the description)
-    {"artefacts": {...}, "gpu": {...}, "parts": [["object", 48872], ["kernel", 9120], ..]}
-    <objects of the host program, machine code of each variant, the head kernel>
+    shapejit-program 2 5120                     (format, bytes of the description)
+    {"artefacts": {...}, "gpu": {...}, "bind_gpu": {...}, "parts": [["object", 48872], ..]}
+    <objects of the host program, machine code of each variant, the head kernel; the same of the
+    bind part, which has no head kernel>
 
 The cache has a checksum over all of it.
 """
@@ -21,8 +22,9 @@ from shapejit import manifest
 from shapejit.artefacts import Artefacts
 from shapejit.gpu.program_code import GpuCode
 
-_MAGIC = b"shapejit-program 1 "
+_MAGIC = b"shapejit-program 2 "
 _OBJECT, _KERNEL, _HEAD = "object", "kernel", "head"
+_BIND_OBJECT, _BIND_KERNEL = "bind object", "bind kernel"
 
 
 class ProgramEntryError(ValueError):
@@ -37,6 +39,7 @@ def encode(artefacts: Artefacts) -> bytes:
     """
     parts = list(_parts(artefacts))
     gpu = artefacts.gpu
+    bind_gpu = None if artefacts.bind is None else artefacts.bind.program.gpu
     try:
         described = manifest.to_json(dataclasses.replace(artefacts, gpu=None, compile_seconds={}))
     except (NotImplementedError, TypeError) as error:
@@ -44,6 +47,7 @@ def encode(artefacts: Artefacts) -> bytes:
     record = {
         "artefacts": described,
         "gpu": None if gpu is None else gpu.to_json(),
+        "bind_gpu": None if bind_gpu is None else bind_gpu.to_json(),
         "parts": [[kind, len(data)] for kind, data in parts],
     }
     text = json.dumps(record, separators=(",", ":")).encode()
@@ -64,13 +68,18 @@ def decode(data: bytes) -> Artefacts:
     end = start + int(size)
     try:
         record = json.loads(data[start:end])
-        parts: dict[str, list[bytes]] = {_OBJECT: [], _KERNEL: [], _HEAD: []}
+        kinds = (_OBJECT, _KERNEL, _HEAD, _BIND_OBJECT, _BIND_KERNEL)
+        parts: dict[str, list[bytes]] = {kind: [] for kind in kinds}
         for kind, length in record["parts"]:
             parts[kind].append(data[end : end + length])
             end += length
         if end != len(data):
             raise ProgramEntryError(f"it has {len(data)} bytes where {end} are described")
         artefacts = manifest.from_json(record["artefacts"], tuple(parts[_OBJECT]))
+        bind_gpu = record["bind_gpu"]
+        if bind_gpu is not None:
+            bind_gpu = GpuCode.from_record(bind_gpu, parts[_BIND_KERNEL])
+        artefacts = manifest.with_bind_code(artefacts, tuple(parts[_BIND_OBJECT]), bind_gpu)
         if record["gpu"] is None:
             return artefacts
         head = parts[_HEAD][0] if parts[_HEAD] else None
@@ -85,11 +94,15 @@ def decode(data: bytes) -> Artefacts:
 def _parts(artefacts: Artefacts) -> Iterator[tuple[str, bytes]]:
     """The pieces of code, each with what it is."""
     yield from ((_OBJECT, code) for code in artefacts.objects)
-    if artefacts.gpu is None:
-        return
-    yield from ((_KERNEL, variant.data) for variant in artefacts.gpu.variants)
-    if artefacts.gpu.graph is not None:
-        yield _HEAD, artefacts.gpu.graph.head
+    if artefacts.gpu is not None:
+        yield from ((_KERNEL, variant.data) for variant in artefacts.gpu.variants)
+        if artefacts.gpu.graph is not None:
+            yield _HEAD, artefacts.gpu.graph.head
+    if artefacts.bind is not None:
+        bind = artefacts.bind.program
+        yield from ((_BIND_OBJECT, code) for code in bind.objects)
+        if bind.gpu is not None:
+            yield from ((_BIND_KERNEL, variant.data) for variant in bind.gpu.variants)
 
 
 __all__ = ["ProgramEntryError", "decode", "encode"]

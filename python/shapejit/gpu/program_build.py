@@ -34,6 +34,7 @@ from shapejit.gpu.interface import Im2colMap
 from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
 from shapejit.gpu.program_graphs import GraphCode, Region, WordedLaunch
 from shapejit.pass_host import PipelineError
+from shapejit.passes.hoisting.split import is_bind_part
 from shapejit.passes.host.dispatches import Dispatch, dispatches, interfaces
 from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, UNITS, WORDS
 from shapejit.passes.host.program import KERNELS
@@ -237,8 +238,11 @@ def _is_last_resort(schedule: str) -> bool:
 
 
 def is_graph_form(module: Any) -> bool:
-    """Whether a module's program runs under constant graphs, with its kernels in block form."""
-    return len(_launches(module)) > MOST_QUEUED
+    """Whether a module's program runs under constant graphs, with its kernels in block form.
+
+    What is computed from weights alone runs once: a graph for it would never be used again.
+    """
+    return not is_bind_part(module) and len(_launches(module)) > MOST_QUEUED
 
 
 def _requests(module: Any, arch: str, tool: Tool) -> dict[str, list[_Request]]:

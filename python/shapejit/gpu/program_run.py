@@ -110,6 +110,7 @@ class GpuExecution:
     ) -> None:
         code = code_of(artefacts)
         self.device = device
+        self._gpu = gpu
         self._streams = streams
         self._runtime = gpu.runtime
         self.kernels = [load_kernel(code, number, gpu) for number in range(len(code.variants))]
@@ -154,6 +155,14 @@ class GpuExecution:
     def code_bytes(self) -> int:
         """Machine code in device memory."""
         return sum(kernel.module.image_bytes for kernel in self.kernels)
+
+    def beside(self, artefacts: Artefacts) -> GpuExecution:
+        """See `Execution`."""
+        return GpuExecution.of(artefacts, self._gpu, self.device, self._streams)
+
+    def release(self) -> None:
+        """See `Execution`."""
+        self._arenas.release()
 
     def prepare(self, buffers: Any) -> None:
         """See `Execution`; here there is nothing to prepare."""
