@@ -219,8 +219,8 @@ class _Reasons:
 
     def _reason(self, box: Box) -> str:
         schedule = self._model.schedules[box.candidate]
-        if schedule.family == UNALIGNED.family:
-            return f"no tensor maps: {self._kernel.unaligned}"
+        if (given := _GIVEN.get(schedule.family)) is not None:
+            return f"{given}: {self._kernel.unaligned}"
         cell = self._typical(box)
         flat = int(np.ravel_multi_index(cell, self._weights.shape)) if cell else 0
         times = self._times[flat]
@@ -245,6 +245,10 @@ class _Reasons:
             below = np.cumsum(block.sum(axis=others))
             found.append(first + int(np.searchsorted(below, below[-1] / 2)))
         return tuple(found)
+
+
+# What is said of families that have no competitor, before why they are needed.
+_GIVEN = {UNALIGNED.family: "no tensor maps", "patch": "few channels"}
 
 
 def _microseconds(time: float) -> str:

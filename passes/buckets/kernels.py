@@ -17,6 +17,8 @@ from shapejit.passes.buckets.problem import GemmTraits
 from shapejit.passes.buckets.samples import Samples
 from shapejit.passes.nvgpu.conv.gathered import gathering_schedule
 from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
+from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE
+from shapejit.passes.nvgpu.conv.patch import PatchProduct, patch_product
 from shapejit.passes.nvgpu.conv.problem import conv_problem
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -46,7 +48,8 @@ class GemmKernel:
         traits: of its problem.
         axes: the expressions of its symbols that its sizes depend on, each of one axis.
         sizes: m, n, k and batch.
-        unaligned: why tensor maps cannot read its operands or store its result; None if they can.
+        unaligned: why tensor maps cannot read its operands or store its result, or need not; None
+            if they can.
         fallback: the schedule that does without tensor maps.
     """
 
@@ -110,7 +113,33 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) ->
         halo=_halo_traits(problem, bindings, samples),
     )
     made = _product_kernel(name, kernel, bindings, problem, traits)
+    if (patches := _patches(problem)) is not None:
+        return _over_few_channels(made, problem, patches)
     return replace(made, fallback=gathering_schedule(problem.space[problem.n].constant))
+
+
+def _patches(problem: ConvProduct) -> PatchProduct | None:
+    """The convolution as one over few channels; None if it is none, or finds no room."""
+    try:
+        return patch_product(problem.conv)
+    except LoweringError:
+        return None
+
+
+def _over_few_channels(
+    kernel: GemmKernel, problem: ConvProduct, patches: PatchProduct
+) -> GemmKernel:
+    """The kernel with the schedule of such convolutions, which has no competitor."""
+    window = patches.window
+    depth = patches.space[patches.k].constant or 1
+    share = min(math.prod(window.strides) * window.channels / depth, 1.0)
+    return replace(
+        kernel,
+        traits=replace(kernel.traits, lhs_share=share, halo=None),
+        sizes={**kernel.sizes, "k": depth},
+        unaligned=f"pixels of {problem.conv.channels}, which windows share in shared memory",
+        fallback=PATCH_SCHEDULE,
+    )
 
 
 def _halo_traits(problem: ConvProduct, bindings: Bindings, samples: Samples) -> HaloTraits | None:

@@ -19,6 +19,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     simt_32x32x32_s6_w1_k2_p4               the same; 2 CTAs share K, and 4 parts of each a stage
     halo_128x112x64_s6_w2                   convolutions: 8 x 14 pixels, which all taps share
     halo_64x112x64_s9_w2_resident           the same; the filters stay in shared memory
+    patch_64x128x16_s2_w1                   convolutions over few channels, such as of a picture
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STREAMING_TILES = 80
 
 _FLOAT_BYTES = 4
 
-FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt", "halo")
+FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt", "halo", "patch")
 
 _NAME = re.compile(
     r"(?P<family>[a-z_]+)_(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)_s(?P<stages>\d+)"
@@ -98,7 +99,7 @@ class GemmSchedule:
     @property
     def swapped(self) -> bool:
         """Whether the rows of a tile are columns of the result."""
-        return self.family in ("swapped", "small_m", "halo")
+        return self.family in ("swapped", "small_m", "halo", "patch")
 
     @property
     def takes_any_address(self) -> bool:

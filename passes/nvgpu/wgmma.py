@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mlir import ir
 from mlir.dialects import llvm, nvvm
@@ -52,6 +53,33 @@ _LINES = 8  # of a swizzle pattern
 # Shared addresses of a cluster carry the rank in the bits above; a descriptor holds these.
 _ADDRESS_MASK = 0x3FFFF
 _SWIZZLE_MODES = {128: 1, 64: 2}
+
+
+class OperandLayout(Protocol):
+    """How an operand's tiles lie in shared memory."""
+
+    @property
+    def k_major(self) -> bool:
+        """Whether elements along K are neighbours."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def steps(self) -> int:
+        """Products of a tile, one after the other along K."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of a tile."""
+
+    def descriptor(self, low_word: Value, k: int = 0) -> Value:
+        """The descriptor, i64, of the ``k``-th product of a tile.
+
+        Args:
+            low_word: lower half of the tile's descriptor.
+        """
 
 
 @dataclass(frozen=True)
@@ -132,12 +160,16 @@ class TileLayout:
 
         Offsets, in units of 16 bytes, may be added to it: addresses fit into its 14 bits.
         """
-        start = shr(and_(address, _ADDRESS_MASK), 4)
-        return or_(start, self._leading << 16)
+        return or_(address_word(address), self._leading << 16)
 
     def descriptor(self, low_word: Value, k: int = 0) -> Value:
         """The descriptor, i64, of the ``k``-th product of a stage."""
         return join_words(add(low_word, k * self.step >> 4), signed(self.high_word))
+
+
+def address_word(address: Value) -> Value:
+    """A shared address as a descriptor holds it, in units of 16 bytes, i32."""
+    return shr(and_(address, _ADDRESS_MASK), 4)
 
 
 def signed(word: int) -> int:
@@ -185,8 +217,8 @@ class Multiplier:
     """
 
     columns: int
-    rows_layout: TileLayout
-    columns_layout: TileLayout
+    rows_layout: OperandLayout
+    columns_layout: OperandLayout
     element: Type
 
     def __post_init__(self) -> None:

@@ -19,9 +19,11 @@ from torch import Tensor, nn  # noqa: E402
 import shapejit  # noqa: E402
 from gpu.loop_kernels import DeviceKernel  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
+from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE  # noqa: E402
 from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES  # noqa: E402
 from unit import test_nvgpu_conv as simulated  # noqa: E402
 from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
+from unit import test_nvgpu_patch as simulated_patch  # noqa: E402
 from unit.cpu_convs import Layer  # noqa: E402
 from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
 
@@ -37,6 +39,7 @@ ALIGNED = (
 )
 HALO = tuple(map(str, HALO_CANDIDATES))
 GATHERED = ("unaligned_64x16x64_s3_w1", "unaligned_64x64x64_s3_w1")
+PATCHES = (str(PATCH_SCHEDULE), "patch_64x56x16_s2_w1")
 IMAGES = ((1, 1, 1), (1, 7, 7), (3, 14, 13), (2, 45, 77), (16, 56, 56))
 
 
@@ -98,6 +101,13 @@ def test_windows_with_a_halo(device: Device, name: str, schedule: str) -> None:
         check(simulated_halo.WINDOWS[name], schedule, device, 2, *image)
 
 
+@pytest.mark.parametrize("schedule", PATCHES)
+@pytest.mark.parametrize("name", simulated_patch.LAYERS)
+def test_few_channels(device: Device, name: str, schedule: str) -> None:
+    for batch, *image in ((0, 9, 9), (1, 7, 9), (3, 33, 61), (8, 112, 95)):
+        check(simulated_patch.LAYERS[name], schedule, device, batch, *image)
+
+
 @pytest.mark.parametrize("schedule", GATHERED)
 @pytest.mark.parametrize("name", simulated.GATHERS)
 def test_gathered(device: Device, name: str, schedule: str) -> None:
@@ -132,7 +142,9 @@ def test_random_layers(device: Device, element: str) -> None:
         if not layer.is_legal(image) or min(layer.pixels(image)) < 1:
             continue
         schedules = ALIGNED if layer.inside % 8 == 0 else GATHERED
-        if schedules == ALIGNED and layer.strides == (1, 1) and taps > 1:
+        if layer.inside <= 8:
+            schedules += PATCHES
+        if layer.inside % 8 == 0 and layer.strides == (1, 1) and taps > 1:
             schedules += tuple(each for each in HALO if not each.endswith("resident"))
         schedule = rng.choice(schedules)
         operands = [each.cuda() for each in layer.operands(rng.randint(1, 5), image)]

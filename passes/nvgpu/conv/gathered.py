@@ -104,7 +104,7 @@ class _ConvShare(TileShare):
         super().__init__(layout, thread, threads)
         self.function, self.conv = function, conv
         self._strides = [function.size(stride, 8) for stride in strides]
-        self._width = _width(conv, access, strides)
+        self._width = load_width(conv, access, strides)
 
     @property
     def lines(self) -> list[int]:
@@ -143,7 +143,7 @@ class _ConvShare(TileShare):
         indices += [tap, *reversed(taps)]
         offset: Num = 0
         for index, stride in zip(indices, self._strides, strict=True):
-            offset = add(mul(_wide(index), stride), offset)
+            offset = add(mul(signed_wide(index), stride), offset)
         depth = self.function.size(conv.channels)
         for count in conv.taps:
             depth = mul(depth, size(count))
@@ -211,15 +211,15 @@ class PixelShare(_ConvShare):
             )
         ]
         offset = size(conv.input.start, 8)
-        offset = add(mul(_wide(image), size(_stride(conv.input, 0), 8)), offset)
+        offset = add(mul(signed_wide(image), size(_stride(conv.input, 0), 8)), offset)
         if self._product.grouped:
-            group = mul(_wide(place.batch[0]), size(_stride(conv.input, 1), 8))
+            group = mul(signed_wide(place.batch[0]), size(_stride(conv.input, 1), 8))
             offset = add(group, offset)
         if not self._spread:
             for at, pitch in zip(places, self._pitches, strict=True):
-                offset = add(mul(_wide(at), pitch), offset)
+                offset = add(mul(signed_wide(at), pitch), offset)
         places[0] = select(exists, places[0], _NOWHERE)
-        return _address(self.function, conv.input, offset), places
+        return address_of(self.function, conv.input, offset), places
 
     def element(self, number: int, column: _Column) -> tuple[Value, Value]:
         start, places = self._rows[number]
@@ -233,7 +233,7 @@ class PixelShare(_ConvShare):
                 inside = arith.andi(inside, compare("sge", at, 0))
                 inside = arith.andi(inside, compare("eq", urem(at, spread), 0))
                 at = udiv(at, spread)
-                offset = add(mul(_wide(at), self._pitches[dim]), offset)
+                offset = add(mul(signed_wide(at), self._pitches[dim]), offset)
             inside = arith.andi(inside, compare("ult", at, extent))
         return inside, add(start, mul(offset, ELEMENT_BYTES))
 
@@ -257,11 +257,11 @@ class FilterShare(_ConvShare):
         size = function.size
         start = size(access.start, 8)
         if product.grouped:
-            start = add(mul(_wide(place.batch[0]), size(_stride(access, 0), 8)), start)
+            start = add(mul(signed_wide(place.batch[0]), size(_stride(access, 0), 8)), start)
         self._step = mul(size(_stride(access, 1), 8), ELEMENT_BYTES)
         row = add(place.column, self.line)
-        start = _address(function, access, start)
-        self._start = add(start, mul(_wide(row), self._step))
+        start = address_of(function, access, start)
+        self._start = add(start, mul(signed_wide(row), self._step))
         # Filters from the first row on. Rows are told by multiples of what all threads share, for
         # the sake of registers.
         self._count = sub(size(conv.filters), row)
@@ -346,19 +346,25 @@ def _stride(access: Access, dim: int) -> Expr:
     return access.stride(dim) or ZERO
 
 
-def _address(function: KernelFunction, access: Access, offset: Num) -> Value:
+def address_of(function: KernelFunction, access: Access, offset: Num) -> Value:
     """The address of an element, i64."""
     base = llvm.ptrtoint(i64(), function.address(access.operand))
     return add(base, mul(value(offset, i64()), ELEMENT_BYTES))
 
 
-def _wide(number: Num) -> Num:
+def signed_wide(number: Num) -> Num:
     """A number, which may be negative, as i64."""
     return number if isinstance(number, int) else arith.extsi(i64(), number)
 
 
-def _width(conv: ConvProblem, access: Access, strides: Sequence[Expr]) -> int:
-    """How many elements of a chunk are known to lie side by side, at a multiple of their size."""
+def load_width(conv: ConvProblem, access: Access, strides: Sequence[Expr]) -> int:
+    """How many elements of a chunk are known to lie side by side, at a multiple of their size.
+
+    Args:
+        conv: the convolution.
+        access: an operand.
+        strides: of its channels, and others.
+    """
     channels = conv.channels.constant
     if channels is None or (strides[0] != ONE and channels != 1):
         return 1

@@ -12,6 +12,7 @@ from mlir import ir
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.conv import depthwise, gathered
 from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
+from shapejit.passes.nvgpu.conv.patch import PatchProduct
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem, is_conv
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -29,6 +30,7 @@ _EMITTERS = {
     "small_m": "small_m",
     "unaligned": "conv.gathered",
     "halo": "conv.halo",
+    "patch": "conv.patch",
 }
 
 
@@ -125,5 +127,7 @@ def _product(conv: ConvProblem, schedule: GemmSchedule) -> ConvProduct:
     """The product that a schedule's family computes."""
     if schedule.family == "halo":
         return HaloProduct.of(conv, schedule.depth)
+    if schedule.family == "patch":
+        return PatchProduct.of(conv, schedule.depth)
     is_gathered = schedule.family == UNALIGNED.family  # of which K is not filled up
     return ConvProduct.of(conv, 1 if is_gathered else schedule.depth)

@@ -79,3 +79,30 @@ shapejit.kernel @halo symbols 3 (%x: tensor<?x?x?x64xbf16, #shapejit.shape<[s0, 
   shapejit.yield %y : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
 }
 shapejit.dispatch @halo by affine_map<() -> ()> [#shapejit.bucket<[], [], "halo_64x40x64_s4_w1", "">]
+
+// -----
+
+// Three channels: threads load a patch of the image, two pixels a unit of 16 bytes. Neither image nor
+// filters have a map. Four units a row of taps, of 7 rows: 28 chunks of K, 14 products.
+// CHECK-LABEL: shapejit.kernel @stem
+// CHECK: gpu.module @stem__patch_64x32x16_s2_w1
+// CHECK-NOT: im2col_map
+// CHECK-COUNT-1: tensor_map\22,\22operand\22:2
+// CHECK: llvm.func @stem__patch_64x32x16_s2_w1
+// CHECK-NOT: tma.async.load
+// CHECK: ld.global.b16
+// CHECK: llvm.store {{.*}} {alignment = 16 : i64} : vector<4xi32>
+// CHECK: nvvm.fence.proxy
+// CHECK-COUNT-14: nvvm.wgmma.mma_async {{.*}} <m = 64, n = 32, k = 16>
+// CHECK-NOT: wgmma.mma_async
+// CHECK: ld.global.b16
+// CHECK: nvvm.wgmma.wait.group.sync.aligned 0
+// CHECK: nvgpu.tma.async.store
+shapejit.kernel @stem symbols 3 (%x: tensor<?x?x?x3xbf16, #shapejit.shape<[s0, s1, s2, 3]>>, %w: tensor<64x7x7x3xbf16, #shapejit.shape<[64, 7, 7, 3]>>) {
+  %y = shapejit.conv over [s0, 1, (s1 - 1) floordiv 2 + 1, (s2 - 1) floordiv 2 + 1, 64, 3, 7, 7] image [s1, s2] stride [2, 2] padding [(3, 3), (3, 3)]
+    input(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x3xbf16, #shapejit.shape<[s0, s1, s2, 3]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4, d2)> : tensor<64x7x7x3xbf16, #shapejit.shape<[64, 7, 7, 3]>>)
+    -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, (s2 - 1) floordiv 2 + 1, 64]>>
+  shapejit.yield %y : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, (s2 - 1) floordiv 2 + 1, 64]>>
+}
+shapejit.dispatch @stem by affine_map<() -> ()> [#shapejit.bucket<[], [], "patch_64x32x16_s2_w1", "">]

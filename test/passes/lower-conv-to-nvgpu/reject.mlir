@@ -50,3 +50,16 @@ shapejit.kernel @k symbols 3 (%x: tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1,
   shapejit.yield %y : tensor<?x?x?x96xbf16, #shapejit.shape<[s0, (s1 - 1) floordiv 2 + 1, s2, 96]>>
 }
 shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "halo_64x16x64_s3_w1", "">]
+
+// -----
+
+// More channels than a unit of 16 bytes has.
+// expected-error@+1 {{as patch_64x128x16_s2_w1, this kernel has 12 channels; pixels of patches have 1 to 8. Use a schedule of the family unaligned}}
+shapejit.kernel @k symbols 3 (%x: tensor<?x?x?x12xbf16, #shapejit.shape<[s0, s1, s2, 12]>>, %w: tensor<64x3x3x12xbf16, #shapejit.shape<[64, 3, 3, 12]>>) {
+  %y = shapejit.conv over [s0, 1, s1, s2, 64, 12, 3, 3] image [s1, s2] padding [(1, 1), (1, 1)]
+    input(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x12xbf16, #shapejit.shape<[s0, s1, s2, 12]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4, d2)> : tensor<64x3x3x12xbf16, #shapejit.shape<[64, 3, 3, 12]>>)
+    -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d4)> : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
+  shapejit.yield %y : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
+}
+shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "patch_64x128x16_s2_w1", "">]
