@@ -578,6 +578,8 @@ LogicalResult AttentionOp::verify() {
                          << text(*causal);
   if (getFromEnd() && !causal)
     return emitOpError("counts a causal offset from the end, but has none");
+  if (getIsInitialized() && !getHasLengths())
+    return emitOpError("says what lies beyond its lengths, but has none");
   return success();
 }
 

@@ -27,7 +27,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from shapejit.passes.cpu.exponential import exp_nonpositive
-from shapejit.passes.cpu.indexing import Size, Value
+from shapejit.passes.cpu.indexing import Indexer, Size, Value
 from shapejit.passes.cpu.kernel import KernelFunction
 from shapejit.passes.cpu.memory import Access, Buffer
 from shapejit.passes.cpu.micro import MicroKernel
@@ -64,6 +64,8 @@ class AttentionProblem:
         mask: over (b, h, m, n), or None: bools that are true where a query may look, or numbers
             to add to the scaled scores.
         causal: offset o over the kernel's symbols: query m sees key n when n <= m + o; None: all.
+        from_end: whether to o is added how many more keys than queries there are.
+        lengths: over (b, h), or None: how many of the keys there are, an integer.
     """
 
     space: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
@@ -74,11 +76,50 @@ class AttentionProblem:
     scale: float
     mask: Access | None = None
     causal: Expr | None = None
+    from_end: bool = False
+    lengths: Access | None = None
 
     @property
     def compute(self) -> Type:
         """The type that scores are computed in."""
         return compute_type(self.q.buffer.element)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What queries of a batch and head see.
+
+    Attributes:
+        keys: how many keys there are.
+        causal: query m sees key n when n <= m + causal; None: all.
+    """
+
+    keys: Expr
+    causal: Expr | None
+
+    @staticmethod
+    def of(indexer: Indexer, problem: AttentionProblem, fixed: dict[int, Size]) -> _Limits:
+        """The limits at the current point, in the loops over batches and heads."""
+        queries, keys = problem.space[2:4]
+        end = keys
+        if problem.lengths is not None:
+            loaded = problem.lengths.load(indexer, fixed)
+            given = arith.maxsi(
+                arith.index_cast(ir.IndexType.get(), loaded), arith.constant(ir.IndexType.get(), 0)
+            )
+            # A length beyond that changes nothing: all queries see all keys.
+            end = indexer.minimum(keys + queries, indexer.variable(given))
+            keys = indexer.minimum(keys, end)
+        causal = problem.causal
+        if causal is not None and problem.from_end:
+            causal = causal + end - queries
+        return _Limits(keys, causal)
+
+    def of_query(self, indexer: Indexer, query: Size) -> Expr:
+        """How many keys a query sees at most, and all queries before it."""
+        if self.causal is None:
+            return self.keys
+        return indexer.clamp(self.causal + query + 1, self.keys)
 
 
 def emit_attention(kernel: KernelFunction, problem: AttentionProblem) -> None:
@@ -204,6 +245,7 @@ class _BlockedAttention:
         self._totals = scratch(blocks.queries)
         boolean = ir.IntegerType.get_signless(1)
         self._fresh, self._added = constant(boolean, 1), constant(boolean, 0)
+        self._limits = _Limits(problem.space[3], problem.causal)
 
     def emit(self) -> None:
         batch, heads, queries, keys, head, value = self._problem.space
@@ -235,7 +277,8 @@ class _BlockedAttention:
             convert=lambda value: arith.mulf(value, scale),
         )
         self._clear(padded)
-        visible = self._visible_keys(m0, count)
+        self._limits = _Limits.of(indexer, problem, fixed)
+        visible = self._limits.of_query(indexer, m0 + count - 1)
 
         def keys(n0: Expr, _: list[Value]) -> Sequence[Value]:
             length = indexer.minimum(blocks.keys, visible - n0)
@@ -249,13 +292,6 @@ class _BlockedAttention:
         """Queries rounded up to whole micro-kernels; at most a group more than there are."""
         rows = self._blocks.rows
         return self._indexer.simplify((count + rows - 1) // rows * rows)
-
-    def _visible_keys(self, m0: Expr, count: Expr) -> Expr:
-        """How many keys the last of the queries sees; the others see no more."""
-        keys = self._problem.space[3]
-        if self._problem.causal is None:
-            return keys
-        return self._indexer.clamp(m0 + count + self._problem.causal, keys)
 
     def _clear(self, queries: Expr) -> None:
         """Nothing seen yet."""
@@ -455,8 +491,8 @@ class _BlockedAttention:
         """Makes the scores of keys that the query does not see -inf, up to the last panel's end."""
         lowest, width = identity("max", self._type), self._blocks.width
         limit = block.keys
-        if self._problem.causal is not None:
-            count = block.m0 + query + self._problem.causal + 1 - block.n0
+        if self._limits.causal is not None:
+            count = block.m0 + query + self._limits.causal + 1 - block.n0
             limit = self._indexer.clamp(count, block.keys)
 
         def column(index: Expr, _: list[Value]) -> Sequence[Value]:
@@ -582,9 +618,8 @@ class _PlainAttention:
             self._each(width, update)
             return maximum, arith.addf(arith.mulf(total, rescale), weight)
 
-        keys = problem.space[3]
-        if problem.causal is not None:
-            keys = indexer.clamp(dims[_QUERY] + problem.causal + 1, keys)
+        limits = _Limits.of(indexer, problem, {0: dims[0], 1: dims[1]})
+        keys = limits.of_query(indexer, dims[_QUERY])
         _, total = indexer.loop(0, keys, key, init=[lowest, zero])
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, total, zero)
         factor = arith.select(nothing, zero, arith.divf(one, total))

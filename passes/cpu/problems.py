@@ -189,20 +189,29 @@ def attention_problem(kernel: KernelOps, op: Any) -> AttentionProblem:
     """The problem of a ``shapejit.attention``.
 
     Raises:
-        LoweringError: its batches differ in how many queries or keys they have.
+        LoweringError: its batches lie one behind the other.
     """
-    if "has_lengths" in op.attributes or "is_ragged" in op.attributes:
+    if "is_ragged" in op.attributes:
         raise LoweringError(
-            "'shapejit.attention' with lengths or starts has no lowering to the CPU; give it a mask"
+            "'shapejit.attention' with starts has no lowering to the CPU; give it a batch dim"
         )
     batch, heads, m, n, head, value = kernel.named(sir.attr_sizes(op.attributes["space"]))
     maps = [map_exprs(m_) for m_ in sir.op_maps(op)]
-    spaces = [(batch, heads, m, head), (batch, heads, n, head), (batch, heads, n, value)]
-    spaces.append((batch, heads, m, n))
-    q, k, v, *mask = (
+    spaces: list[tuple[Expr, ...]] = [
+        (batch, heads, m, head),
+        (batch, heads, n, head),
+        (batch, heads, n, value),
+    ]
+    has_lengths = "has_lengths" in op.attributes
+    if len(op.operands) > len(spaces) + has_lengths:
+        spaces.append((batch, heads, m, n))
+    if has_lengths:
+        spaces.append((batch, heads))
+    q, k, v, *others = (
         kernel.read(operand, indices, space)
         for operand, indices, space in zip(op.operands, maps, spaces, strict=False)
     )
+    lengths = others.pop() if has_lengths else None
     causal = map_exprs(op.attributes["causal"].value)[0] if "causal" in op.attributes else None
     return AttentionProblem(
         space=(batch, heads, m, n, head, value),
@@ -211,8 +220,10 @@ def attention_problem(kernel: KernelOps, op: Any) -> AttentionProblem:
         v=v,
         result=kernel.write(op.results[0], maps[-1], (batch, heads, m, value)),
         scale=ir.FloatAttr(op.attributes["scale"]).value,
-        mask=mask[0] if mask else None,
+        mask=others[0] if others else None,
         causal=causal,
+        from_end="from_end" in op.attributes,
+        lengths=lengths,
     )
 
 

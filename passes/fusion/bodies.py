@@ -10,7 +10,7 @@ logic and the choices that hang on them, so that what a body depends on is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -149,11 +149,16 @@ def _expr_rule(*names: str) -> Callable[[_ExprRule], _ExprRule]:
 
 
 class IndexValues:
-    """Which scalars of a body are expressions of loop indices and sizes, op by op in order."""
+    """Which scalars of a body are expressions of loop indices and sizes, op by op in order.
 
-    def __init__(self, ranges: Ranges) -> None:
+    Args:
+        ranges: what is known of indices and symbols.
+        given: expressions of some scalars, such as arguments of the body.
+    """
+
+    def __init__(self, ranges: Ranges, given: Mapping[Any, Expr] | None = None) -> None:
         self.ranges = ranges
-        self._known: dict[Any, Expr] = {}
+        self._known: dict[Any, Expr] = dict(given or {})
 
     def expr(self, value: Any) -> Expr | None:
         """The expression of an integer value, None if it is not known to be one."""

@@ -71,6 +71,8 @@ _CANONICALIZE_SHAPES = Stage(
 _FOLD_VIEWS = Stage("fold-views", _passes("shapejit-fold-views,canonicalize,cse"))
 # Pointwise loops move into their readers and into the epilogues of contractions.
 _INLINE_POINTWISE = Stage("inline-pointwise", _passes("shapejit-inline-pointwise,canonicalize,cse"))
+# Attention reads the keys that its mask can let through: what a cache holds, not all of it.
+_LIMIT_ATTENTION = Stage("limit-attention", _passes("shapejit-limit-attention,canonicalize,cse"))
 # What depends on weights alone leaves the calls. The part that computes it is compiled apart, by
 # the stages from here on.
 _HOIST_WEIGHTS = Stage("hoist-weights", _passes("shapejit-hoist-weights"))
@@ -85,6 +87,7 @@ STAGES: tuple[Stage, ...] = (
     _CANONICALIZE_SHAPES,
     _FOLD_VIEWS,
     _INLINE_POINTWISE,
+    _LIMIT_ATTENTION,
     _HOIST_WEIGHTS,
     # Weights get the layout that the micro-kernel streams.
     Stage("pack-weights", _passes("shapejit-pack-weights{{panel={panel}}},canonicalize,cse")),
@@ -121,6 +124,7 @@ def gpu_stages(
         Stage("unfold-convolutions", _passes("shapejit-unfold-convolutions,canonicalize,cse")),
         _FOLD_VIEWS,
         _INLINE_POINTWISE,
+        _LIMIT_ATTENTION,
         # What one kernel computes stays in f32 until it is stored.
         Stage("widen-bodies", _passes("shapejit-widen-bodies,canonicalize,cse")),
         _HOIST_WEIGHTS,

@@ -20,7 +20,7 @@
 // CHECK-NEXT: {causal = {{.*}}, from_end, scale = 5.000000e-01 : f64} -> {{.*}} : tensor<?x2x?x4xf32, {{.*}}>
 // CHECK: mask(%{{.*}} at {{.*}} : tensor<?x?xi1, {{.*}}>)
 // CHECK-NEXT: lengths(%{{.*}} at {{.*}} : tensor<?xi32, {{.*}}>)
-// CHECK-NEXT: {scale = 5.000000e-01 : f64} -> {{.*}} : tensor<?x2x?x4xf32, {{.*}}>
+// CHECK-NEXT: {is_initialized, scale = 5.000000e-01 : f64} -> {{.*}} : tensor<?x2x?x4xf32, {{.*}}>
 func.func @lengths(%q: !q, %m: !mask, %l: !lengths) -> (!q, !q) {
   %0 = shapejit.attention over [s0, 2, s1, s1, 4, 4] q(%q at #id : !q) k(%q at #id : !q) v(%q at #id : !q)
       lengths(%l at affine_map<(d0, d1) -> (d0)> : !lengths)
@@ -28,7 +28,7 @@ func.func @lengths(%q: !q, %m: !mask, %l: !lengths) -> (!q, !q) {
   %1 = shapejit.attention over [s0, 2, s1, s1, 4, 4] q(%q at #id : !q) k(%q at #id : !q) v(%q at #id : !q)
       mask(%m at affine_map<(d0, d1, d2, d3) -> (d0, d3)> : !mask)
       lengths(%l at affine_map<(d0, d1) -> (d0)> : !lengths)
-      {scale = 0.5 : f64} -> #id : !q
+      {scale = 0.5 : f64, is_initialized} -> #id : !q
   return %0, %1 : !q, !q
 }
 

@@ -41,6 +41,17 @@ func.func @one_start(%q: !q, %s: !starts) -> !q {
 
 !q = tensor<?x2x?x4xf32, #shapejit.shape<[s0, 2, s1, 4]>>
 #id = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
+func.func @beyond_no_length(%q: !q) -> !q {
+  // expected-error @below {{says what lies beyond its lengths, but has none}}
+  %0 = shapejit.attention over [s0, 2, s1, s1, 4, 4] q(%q at #id : !q) k(%q at #id : !q) v(%q at #id : !q)
+      {scale = 0.5 : f64, is_initialized} -> #id : !q
+  return %0 : !q
+}
+
+// -----
+
+!q = tensor<?x2x?x4xf32, #shapejit.shape<[s0, 2, s1, 4]>>
+#id = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
 func.func @from_no_end(%q: !q) -> !q {
   // expected-error @below {{counts a causal offset from the end, but has none}}
   %0 = shapejit.attention over [s0, 2, s1, s1, 4, 4] q(%q at #id : !q) k(%q at #id : !q) v(%q at #id : !q)

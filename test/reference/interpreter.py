@@ -24,6 +24,7 @@ import numpy as np
 
 import shapejit.ir as sir
 from reference.scalar_semantics import SCALAR_OPS, numpy_type
+from shapejit.passes.hoisting.split import WEIGHT, is_bind_part
 from shapejit.symbolic import Expr, map_exprs
 from shapejit.windows import Window
 
@@ -62,7 +63,8 @@ class Interpreter:
         """The function's results for one array an argument, weights included.
 
         Args:
-            inputs: arrays; floats of any width are taken as float64, bools as numpy bools.
+            inputs: arrays; floats of any width are taken as float64, bools as numpy bools. What
+                a bind part that is in the module computes may be left out.
             symbols: values of the symbols by id; by default worked out from the inputs' sizes.
             function: name of the function.
         """
@@ -72,6 +74,7 @@ class Interpreter:
             if ir.StringAttr(op.attributes["sym_name"]).value == function
         )
         arguments = list(sir.body(found).arguments)
+        inputs = [*inputs, *self._hoisted(found, inputs)]
         shapes = [np.shape(x) for x in inputs]
         values = self.bind(arguments, shapes) if symbols is None else dict(symbols)
         self._derive(values)
@@ -81,6 +84,22 @@ class Interpreter:
             frame.check_size(argument, "argument")
         with np.errstate(all="ignore"):
             return frame.run(sir.body(found))
+
+    def _hoisted(self, function: Any, inputs: Sequence[Array]) -> list[Array]:
+        """What the module's bind part computes from the weights; nothing if it has none."""
+        found = [
+            op
+            for op in sir.operations(sir.module_block(self.module))
+            if op.name == "builtin.module" and is_bind_part(op)
+        ]
+        if not found or len(inputs) == len(sir.body(function).arguments):
+            return []
+        [bind] = sir.functions(found[0])
+        weights = [x for i, x in enumerate(inputs) if sir.argument_kind(function, i) == "weight"]
+        numbers = [ir.IntegerAttr(ir.DictAttr(each)[WEIGHT]).value
+                   for each in ir.ArrayAttr(bind.attributes["arg_attrs"])]  # fmt: skip
+        name = ir.StringAttr(bind.attributes["sym_name"]).value
+        return Interpreter(found[0]).run([weights[number] for number in numbers], {}, name)
 
     def bind(self, arguments: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
         """Values of the symbols that the arguments' sizes determine."""
@@ -315,21 +334,30 @@ class _Frame:
     def _attention(self, op: Any) -> list[Array]:
         b, h, m, n, d, dv = self.sizes(sir.attr_sizes(op.attributes["space"]))
         maps = sir.op_maps(op)
-        if "has_lengths" in op.attributes or "is_ragged" in op.attributes:
-            raise NotImplementedError("attention with lengths or starts")
-        grids = [(b, h, m, d), (b, h, n, d), (b, h, n, dv), (b, h, m, n)]
+        if "is_ragged" in op.attributes:
+            raise NotImplementedError("attention with starts")
+        grids: list[tuple[int, ...]] = [(b, h, m, d), (b, h, n, d), (b, h, n, dv)]
+        has_lengths = "has_lengths" in op.attributes
+        if len(op.operands) > len(grids) + has_lengths:
+            grids.append((b, h, m, n))
+        if has_lengths:
+            grids.append((b, h))
         operands = [
             np.broadcast_to(self.read(self.env[v], read_map, grid), grid)
             for v, read_map, grid in zip(op.operands, maps, grids, strict=False)
         ]
+        lengths = operands.pop()[..., None, None] if has_lengths else np.full((b, h, 1, 1), n)
         q, k, v = operands[:3]
         scores = np.matmul(q, np.swapaxes(k, -1, -2)) * ir.FloatAttr(op.attributes["scale"]).value
         if len(operands) == 4:
             mask = operands[3]
             scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
+        scores = np.where(np.arange(n) < lengths, scores, -np.inf)
         if "causal" in op.attributes:
             (offset,) = map_exprs(op.attributes["causal"].value)
             last = np.arange(m)[:, None] + offset.evaluate(symbols=self.symbols)
+            if "from_end" in op.attributes:
+                last = last + (lengths - m)
             scores = np.where(np.arange(n)[None, :] <= last, scores, -np.inf)
         values = np.matmul(_softmax(scores), v)
         return [self.written(op, values, maps[-1], (b, h, m, dv))]

@@ -28,19 +28,30 @@ class SpanAttention(Attention):
         lengths: element type of the lengths, if there are any.
         starts: element type of the starts, if ragged.
         from_end: whether the causal offset counts from the end.
+        shared: whether all batches have one length, that of a cache.
+        initialized: whether keys beyond the lengths may be read.
     """
 
     lengths: str | None = None
     starts: str | None = None
     from_end: bool = False
+    shared: bool = False
+    initialized: bool = False
 
     def spans(self, b: int, m: int, n: int) -> tuple[list[int], list[int]]:
         """How many queries and keys each batch has: some none, the first one most."""
         queries, keys = [m] * b, [n - 13 * i % (n + 1) for i in range(b)]
+        if self.shared or not (self.lengths or self.starts):
+            keys = [n * 2 // 3 if self.shared else n] * b
         if self.starts:
             queries = [0 if i == 2 else m - 7 * i % (m + 1) for i in range(b)]
             keys = [0 if i == 1 else each for i, each in enumerate(keys)]
         return queries, keys
+
+    def given(self, b: int, m: int, n: int) -> list[int]:
+        """The lengths: more than there are count as all, less than none as none."""
+        _, keys = self.spans(b, m, n)
+        return [each + 3 if each == n else each or -2 for each in keys]
 
     def symbols(self, b: int, m: int, n: int) -> list[int]:
         queries, keys = self.spans(b, m, n)
@@ -63,9 +74,9 @@ class SpanAttention(Attention):
         )
         extra, uses = [], ""
         if self.lengths:
-            type_ = tensor(self.lengths, "s0")
+            type_ = tensor(self.lengths) if self.shared else tensor(self.lengths, "s0")
             extra.append(f"%lengths: {type_}")
-            uses += f" lengths(%lengths at {access(2, 'd0')} : {type_})"
+            uses += f" lengths(%lengths at {access(2, '' if self.shared else 'd0')} : {type_})"
         if self.starts:
             type_ = tensor(self.starts, "s0 + 1")
             extra += [f"%qs: {type_}", f"%ks: {type_}"]
@@ -73,8 +84,10 @@ class SpanAttention(Attention):
             uses += f" starts(%qs at {at}, %ks at {at})"
         if self.from_end:
             text = text.replace(": f64, causal", ": f64, from_end, causal")
-        text = text.replace(") {\n              %0", f", {', '.join(extra)}) {{\n              %0")
-        return text.replace(" {scale", f"{uses} {{scale")
+        more = "".join(f", {each}" for each in extra)
+        text = text.replace(") {\n              %0", f"{more}) {{\n              %0")
+        known = "is_initialized, " if self.initialized else ""
+        return text.replace(" {scale", f"{uses} {{{known}scale")
 
     def inputs(self, b: int, m: int, n: int) -> list[Tensor]:
         queries, keys = self.spans(b, m, n)
@@ -88,8 +101,8 @@ class SpanAttention(Attention):
             )
             made = [torch.randn(shape).to(DTYPES[self.element]) for shape in shapes]
         if self.lengths:
-            # More than there are counts as all, less than none as none.
-            given = [each + 3 if each == n else each or -2 for each in keys]
+            counts = self.given(max(b, 1), m, n)
+            given = counts[0] if self.shared else counts[:b]
             made.append(torch.tensor(given, dtype=_INTEGERS[self.lengths]))
         if self.starts:
             for counts in (queries, keys):
@@ -112,7 +125,9 @@ class SpanAttention(Attention):
                 k, v = (each[first_key : first_key + seen] for each in inputs[1:3])
             else:
                 q, k, v = inputs[0][i], inputs[1][i, :seen], inputs[2][i, :seen]
-            results.append(self._one(q.double(), k.double(), v.double()))
+            end = self.given(b, m, n)[i] if self.lengths else len(k)
+            hidden = ~inputs[3][i, ..., :seen] if self.mask else None
+            results.append(self._one(q.double(), k.double(), v.double(), end, hidden))
             first_query, first_key = first_query + own, first_key + seen
         if not self.starts:
             empty = inputs[0].new_empty(0, m, self.heads * self.value, dtype=torch.float64)
@@ -120,8 +135,16 @@ class SpanAttention(Attention):
         empty = inputs[0].new_empty(0, self.heads * self.value, dtype=torch.float64)
         return torch.cat(results) if results else empty
 
-    def _one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[m, heads * dv] of one batch, in float64."""
+    def _one(
+        self, q: Tensor, k: Tensor, v: Tensor, end: int, hidden: Tensor | None = None
+    ) -> Tensor:
+        """[m, heads * dv] of one batch, in float64.
+
+        Args:
+            q, k, v: of the batch.
+            end: what a causal limit counts from.
+            hidden: scores that a mask of bools hides, if there is one.
+        """
         m, n, share = len(q), len(k), self.heads // self.groups
         q, k, v = (
             each.unflatten(-1, (heads, size)).transpose(0, 1)
@@ -132,9 +155,11 @@ class SpanAttention(Attention):
             )
         )
         scores = q @ k.repeat_interleave(share, 0).transpose(1, 2) * self.factor
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
         if self.causal is not None:
             query, key = (torch.arange(each, device=q.device) for each in (m, n))
-            offset = int(self.causal) + (n - m if self.from_end else 0)
+            offset = int(self.causal) + (end - m if self.from_end else 0)
             seen = key <= query[:, None] + offset
             scores = scores.masked_fill(~seen, -math.inf)
         weights = torch.softmax(scores, -1)

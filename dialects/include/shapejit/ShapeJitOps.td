@@ -272,12 +272,15 @@ def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
     sees no key gives 0.
 
     `lengths`, over (b, h), says how many of the n keys there are for a batch and head;
-    others are not read. `starts` are two tensors of batch + 1 integers, over (b): the
+    others are not read. With the unit attribute `is_initialized` a kernel may read them: they
+    are numbers, whose products with a weight of 0 are 0. `starts` are two tensors of batch + 1 integers, over (b): the
     queries of batch b are those from `starts[0][b]` to `starts[0][b + 1]` of all, its
     keys those from `starts[1][b]` to `starts[1][b + 1]`. The third index of the maps of
     q and result (k and v) then counts the queries (keys) of all batches; m and n of the
     space are the most that a batch has. With the unit attribute `from_end` the causal
-    offset is added to how many more keys than queries a batch (and head) has.
+    offset is added to how many more keys than queries a batch (and head) has. With lengths
+    that is the length as it is given, also where it is more than n: the last queries of a
+    cache that is full see all of it.
 
     ```mlir
     %o = shapejit.attention over [s0, 12, s1, s1, 32, 32]
@@ -302,7 +305,8 @@ def ShapeJit_AttentionOp : ShapeJit_Op<"attention", [Pure]> {
     OptionalAttr<AffineMapAttr>:$causal,
     UnitAttr:$from_end,
     UnitAttr:$has_lengths,
-    UnitAttr:$is_ragged
+    UnitAttr:$is_ragged,
+    UnitAttr:$is_initialized
   );
   let results = (outs AnyRankedTensor:$result);
   let hasCustomAssemblyFormat = 1;

@@ -12,7 +12,8 @@ are divided (`decode_work`), and partial sums meet in scratch memory (`decode_pa
       results = sums / totals, if the part is all of the tile
       else leave the sums; the CTA that is last adds those of all parts
 
-The rows of a tile are queries of several heads, if these share keys (`decode_rows`).
+The rows of a tile are queries of several heads, if these share keys (`decode_rows`). Where all
+batches have the same length, such as that of a cache, it is the keys within it that are divided.
 """
 
 from __future__ import annotations
@@ -91,12 +92,15 @@ class SplitKernel(AttentionKernel):
             self._threads, units = Threads.read(), Units.read(1)
             self._find_worker()
             self._allocate()
+            if self._problem.has_one_length:
+                function.await_predecessors()  # what divides the keys is what they make
             self._plan()
             self._cta = units.unit
             self._work = work = SplitWork(
                 self._tiles, self._blocks, units.unit, units.units, self._rounds
             )
-            function.await_predecessors()
+            if not self._problem.has_one_length:
+                function.await_predecessors()
             with loop(work.first_tile, work.end_tile) as tiles:
                 self._tile_part(tiles.index)
             grid = self._grid()
@@ -129,7 +133,8 @@ class SplitKernel(AttentionKernel):
         self._row_tiles = ceildiv(mul(queries, group), ROWS)
         batches = udiv(self._batches, group)
         self._tiles = mul(batches, self._row_tiles)
-        self._blocks = ceildiv(self._limits.keys, self._schedule.block)
+        keys = self._spans.of(0, 0).keys if self._problem.has_one_length else self._limits.keys
+        self._blocks = ceildiv(keys, self._schedule.block)
         rows = umin(mul(queries, group), ROWS)
         self._rounds = rounds_of(rows, self._value_tile.width, self._count)
         self._partial = PartialTiles(

@@ -258,7 +258,7 @@ class AttentionKernel:
     def _enter(self, batch: Num, head: Num) -> Span:
         """What a batch and head have; limits are theirs from now on."""
         span = self._spans.of(batch, head)
-        self._limits = self._limits.within(span.queries, span.keys)
+        self._limits = self._limits.within(span)
         self._step = replace(self._step, limits=self._limits)
         return span
 

@@ -152,8 +152,8 @@ class FlashConsumer:
 
     def _round(self, rounds: Loop, turns: FlashTurns) -> None:
         """A tile from its second block of keys on, and the first block of the next tile."""
-        tile = FlashTile.of(rounds.carried[:4])
-        carried = self._carried(rounds.carried[4:])
+        tile = FlashTile.of(rounds.carried[: self.work.values])
+        carried = self._carried(rounds.carried[self.work.values :])
         buffer, _ = use_of(rounds.index)
         # What a branch gave is not known to be the same in all lanes, and would be moved to the
         # uniform registers that descriptors need again and again.
@@ -179,13 +179,17 @@ class FlashConsumer:
         fragment = Fragment.of(self.threads.warp, self.threads.lane)
         return Queries(tile.batch, tile.head, first, fragment)
 
+    def _masks(self, tile: FlashTile) -> FlashMasks:
+        """What the queries of a tile see."""
+        return self.masks.within(self.work.limits(tile))
+
     # Blocks of keys -------------------------------------------------------------------------------
 
     def _begin(self, tile: FlashTile, turns: FlashTurns) -> Weighted:
         """The first block of the first tile."""
-        mine, block = self._mine(tile), sub(tile.blocks, 1)
+        mine, block, masks = self._mine(tile), sub(tile.blocks, 1), self._masks(tile)
         slot = self.ring.first(producer=False)
-        seen = self.masks.load(mine, block)
+        seen = masks.load(mine, block)
         self.ring.await_full(slot)
         await_phase(self.query_ring.full, constant(0, integer(1)), 0)
         turns.take()
@@ -193,7 +197,7 @@ class FlashConsumer:
         turns.give()
         scores, _ = ptx.await_products(0, scores)
         self.ring.release(slot.stage, self.threads.lane)
-        scores = self.masks.hide_first(scores, mine, block, seen)
+        scores = masks.hide_first(scores, mine, block, seen)
         update = self.softmax.weights(scores, State.initial(self.sums))
         state = State(update.maxima, update.totals, [number(0)] * self.sums)
         return Weighted(self.ring.advance(slot), state, self._packed(update.weights))
@@ -203,22 +207,24 @@ class FlashConsumer:
     ) -> Weighted:
         """All blocks of a tile but the first one: those that some query sees in part, then the
         rest."""
-        mine = self._mine(tile)
+        mine, masks = self._mine(tile), self._masks(tile)
         last = sub(tile.blocks, 1)
         bounds: list[Num] = [1, tile.blocks]
-        if self.masks.limits.is_causal:
-            bounds.insert(1, self.masks.first_whole(mine, tile.blocks))
+        if masks.limits.is_causal:
+            bounds.insert(1, masks.first_whole(mine, tile.blocks))
         for first, end in itertools.pairwise(bounds):
             with loop(first, end, 1, carried.values) as each:
                 before = Weighted.of(each.carried, self.weights)
                 in_part = end is not tile.blocks
-                after = self._block(mine, sub(last, each.index), buffer, before, turns, in_part)
+                block = sub(last, each.index)
+                after = self._block(masks, mine, block, buffer, before, turns, in_part)
                 each.next = after.values
             carried = Weighted.of(each.results, self.weights)
         return carried
 
     def _block(
         self,
+        masks: FlashMasks,
         mine: Queries,
         block: Num,
         buffer: Value,
@@ -229,7 +235,7 @@ class FlashConsumer:
         """The scores and weights of a block, beside the sums of the one before."""
         keys, state = carried.slot, carried.state
         values = self.ring.advance(keys)
-        seen = self.masks.load(mine, block)
+        seen = masks.load(mine, block)
         self.ring.await_full(keys)
         turns.take()
         scores = self._scores(keys.stage, buffer)
@@ -238,7 +244,7 @@ class FlashConsumer:
         turns.give()
         scores, _ = ptx.await_products(1, scores)
         self.ring.release(keys.stage, self.threads.lane)
-        scores = self.masks.hide(scores, mine, block, seen, in_part=in_part)
+        scores = masks.hide(scores, mine, block, seen, in_part=in_part)
         update = self.softmax.weights(scores, state)
         sums, _ = ptx.await_products(0, sums)
         self.ring.release(values.stage, self.threads.lane)
@@ -262,10 +268,10 @@ class FlashConsumer:
     ) -> list[Value]:
         """The last sums of a tile and its results, beside the first block of the next tile."""
         tile = self.work.tile(following)
-        mine, block = self._mine(tile), sub(tile.blocks, 1)
+        mine, block, masks = self._mine(tile), sub(tile.blocks, 1), self._masks(tile)
         keys, values = carried.slot, self.ring.advance(carried.slot)
         other, (_, phase) = xor(buffer, 1), use_of(following)
-        seen = self.masks.load(mine, block)
+        seen = masks.load(mine, block)
         self.ring.await_full(keys)
         await_phase(self.query_ring.full, phase, other)
         turns.take()
@@ -275,7 +281,7 @@ class FlashConsumer:
         turns.give()
         scores, _ = ptx.await_products(1, scores)
         self.ring.release(keys.stage, self.threads.lane)
-        scores = self.masks.hide_first(scores, mine, block, seen)
+        scores = masks.hide_first(scores, mine, block, seen)
         update = self.softmax.weights(scores, State.initial(self.sums))
         inverses = self.softmax.inverses(carried.state.totals)
         sums, _ = ptx.await_products(0, sums)

@@ -9,7 +9,7 @@ causal limit are seen in part; of all others only a mask hides something.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlir.dialects import arith
 
@@ -55,6 +55,10 @@ class FlashMasks:
             elements = ElementMask(function, problem)
         return FlashMasks(problem, schedule, limits, key_mask, elements, softmax)
 
+    def within(self, limits: Limits) -> FlashMasks:
+        """The same within limits of a batch and head."""
+        return self if limits is self.limits else replace(self, limits=limits)
+
     def first_whole(self, queries: Queries, blocks: Num) -> Num:
         """Of blocks counted down, the first one from 1 on that all queries see whole."""
         whole = udiv(self.limits.of_query(queries.first), self.schedule.keys)
@@ -73,7 +77,7 @@ class FlashMasks:
         scores = self._by_masks(scores, queries, block, seen, whole=False)
         if self.limits.is_causal:
             return self.limits.apply(scores, queries, self._first(block))
-        if self.key_mask is None:
+        if self.key_mask is None or self.limits.varies:
             return self.limits.hide(scores, queries, self._first(block), self.schedule.keys)
         return scores  # there is no mask beyond the last key, so those are hidden
 

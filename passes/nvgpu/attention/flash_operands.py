@@ -171,8 +171,10 @@ def misfit(problem: AttentionProblem, *, known: bool) -> str | None:
     Args:
         known: whether strides have to be known to suit, rather than not known not to.
     """
-    if problem.has_spans:
-        return "has batches that differ in how many queries or keys they have"
+    if problem.starts is not None:
+        return "has batches that differ in how many queries or keys they have, one behind the other"
+    if problem.lengths is not None and not problem.is_initialized:
+        return "has keys beyond its lengths that may not be read, and boxes that reach there"
     try:
         rows = mapped_rows(problem)
     except LoweringError as error:

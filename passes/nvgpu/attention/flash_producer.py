@@ -89,12 +89,12 @@ class FlashProducer:
         self.values.descriptor.acquire()
         self.function.await_predecessors()
         with when(compare("sgt", self.work.rounds, 0)):
-            tile = self.work.tile(0)
+            tile = self.work.tile(0, alone=True)
             slot = self._load(self.keys, tile, sub(tile.blocks, 1), self.ring.first(producer=True))
             with loop(0, self.work.rounds, 1, [*slot.values, *tile.values]) as each:
                 slot, tile = slot_of(each.carried), FlashTile.of(each.carried[2:])
                 slot = self._load_middle(tile, slot)
-                following = self.work.tile(add(each.index, 1))
+                following = self.work.tile(add(each.index, 1), alone=True)
                 slot = self._load_ahead(following, add(each.index, 1), slot)
                 slot = self._load(self.values, tile, 0, slot)
                 each.next = [*slot.values, *following.values]
@@ -133,7 +133,7 @@ class FlashProducer:
         self.queries.descriptor.acquire()
         self.function.await_predecessors()
         with loop(0, self.work.rounds) as each:
-            tile = self.work.tile(each.index)
+            tile = self.work.tile(each.index, alone=True)
             buffer, phase = use_of(each.index)
             slot = Slot(value(buffer), xor(phase, constant(1, integer(1))))
             self.query_ring.acquire(slot, self.queries.tile.bytes)
@@ -144,7 +144,7 @@ class FlashProducer:
         self.results.descriptor.acquire()
         self.function.await_predecessors()
         with loop(0, self.work.rounds) as each:
-            tile = self.work.tile(each.index)
+            tile = self.work.tile(each.index, alone=True)
             buffer, phase = use_of(each.index)
             await_phase(self.written, phase, buffer)
             start = add(mul(buffer, self.results.tile.bytes), self.query_offset)

@@ -25,6 +25,7 @@ from shapejit.passes.nvgpu.attention.flash_operands import MappedRows
 from shapejit.passes.nvgpu.attention.flash_schedule import FlashSchedule
 from shapejit.passes.nvgpu.attention.masks import Limits
 from shapejit.passes.nvgpu.attention.problem import AttentionProblem
+from shapejit.passes.nvgpu.attention.spans import Span, Spans
 from shapejit.passes.nvgpu.builder import (
     Num,
     Value,
@@ -34,6 +35,7 @@ from shapejit.passes.nvgpu.builder import (
     compare,
     mul,
     select,
+    smin,
     sub,
     udiv,
     umax,
@@ -58,17 +60,20 @@ class FlashTile:
         batch, head: which.
         first: number of its first query.
         blocks: of keys that it sees, at least 1; they are taken from the last one down to 0.
+        end: the length of its keys as memory holds it, see `Span.end`; None without lengths.
     """
 
     batch: Num
     head: Num
     first: Num
     blocks: Num
+    end: Num | None = None
 
     @property
     def values(self) -> list[Value]:
         """As loops carry it."""
-        return [value(each) for each in (self.batch, self.head, self.first, self.blocks)]
+        end = () if self.end is None else (self.end,)
+        return [value(each) for each in (self.batch, self.head, self.first, self.blocks, *end)]
 
     @staticmethod
     def of(values: Sequence[Value]) -> FlashTile:
@@ -93,6 +98,7 @@ class FlashWork:
 
     Attributes:
         rounds: how many tiles the CTA has; 0 if there are no keys, when nothing can be loaded.
+        values: how many values a tile has, as loops carry it.
     """
 
     def __init__(
@@ -106,6 +112,9 @@ class FlashWork:
     ) -> None:
         batch, heads, queries, *_ = map(function.size, problem.space)
         self._schedule, self._units, self._limits = schedule, units, limits
+        self._spans = Spans(function, problem) if problem.lengths is not None else None
+        self._queries = queries
+        self.values = 4 + (self._spans is not None)
         self._heads, self._all_heads = heads, mul(batch, heads)
         self._row_tiles = ceildiv(queries, schedule.rows)
         key_bytes = (problem.head + problem.value) * ELEMENT_BYTES
@@ -129,8 +138,13 @@ class FlashWork:
         is_odd = compare("ne", and_(round_, 1), 0)
         return select(is_odd, sub(sub(units, 1), unit), unit)
 
-    def tile(self, round_: Num) -> FlashTile:
-        """The tile of a round; of no use beyond the last one."""
+    def tile(self, round_: Num, *, alone: bool = False) -> FlashTile:
+        """The tile of a round; of no use beyond the last one.
+
+        Args:
+            round_: its number.
+            alone: whether a single thread of a warp asks.
+        """
         number = add(mul(round_, self._units.units), self._turn(value(round_)))
         row_tiles = umax(self._row_tiles, 1)
         each = mul(self._section, row_tiles)
@@ -145,6 +159,27 @@ class FlashWork:
         batch = udiv(batch_head, umax(self._heads, 1))
         head = sub(batch_head, mul(batch, self._heads))
         first = mul(row, self._schedule.rows)
-        most = self._limits.of_any(first, self._schedule.rows)
+        end = self._end(batch_head, alone)
+        most = self._limits_to(end).of_any(first, self._schedule.rows)
         blocks = umax(ceildiv(most, self._schedule.keys), 1)
-        return FlashTile(batch, head, first, blocks)
+        return FlashTile(batch, head, first, blocks, end)
+
+    def limits(self, tile: FlashTile) -> Limits:
+        """What the queries of a tile see."""
+        return self._limits_to(tile.end)
+
+    def _end(self, batch_head: Num, alone: bool) -> Num | None:
+        """The length of the keys of a head, in the order of tiles."""
+        if self._spans is None:
+            return None
+        # Beyond the last tile there is no length either.
+        inside = umin(batch_head, sub(self._all_heads, 1))
+        heads = umax(self._heads, 1)
+        batch = udiv(inside, heads)
+        span = self._spans.of(batch, sub(inside, mul(batch, heads)), alone=alone)
+        return span.keys if span.end is None else span.end
+
+    def _limits_to(self, end: Num | None) -> Limits:
+        if end is None:
+            return self._limits
+        return self._limits.within(Span(self._queries, smin(end, self._limits.keys), end=end))

@@ -27,6 +27,7 @@ from shapejit.passes.nvgpu.attention.problem import (
     is_bool,
 )
 from shapejit.passes.nvgpu.attention.softmax import number, row_of
+from shapejit.passes.nvgpu.attention.spans import Span
 from shapejit.passes.nvgpu.builder import (
     Branches,
     Num,
@@ -106,18 +107,19 @@ class Limits:
         if self._from_end and not self.varies:
             self._count_from_end()
 
-    def _count_from_end(self) -> None:
+    def _count_from_end(self, end: Num | None = None) -> None:
         assert self._offset is not None
-        self._offset = add(self._offset, sub(self.keys, self._queries))
+        last = self.keys if end is None else end
+        self._offset = add(self._offset, sub(last, self._queries))
 
-    def within(self, queries: Num, keys: Num) -> Limits:
-        """The limits in a batch and head that have so many queries and keys, i32."""
+    def within(self, span: Span) -> Limits:
+        """The limits in a batch and head that have a span."""
         if not self.varies:
             return self
         made = copy.copy(self)
-        made._queries, made.keys = queries, keys
+        made._queries, made.keys = span.queries, span.keys
         if made._from_end:
-            made._count_from_end()
+            made._count_from_end(span.end)
         return made
 
     @property

@@ -38,6 +38,7 @@ class AttentionProblem:
         causal: offset o over the kernel's symbols: query m sees key n when n <= m + o; None: all.
         from_end: whether to o is added how many more keys than queries a batch and head has.
         lengths: over (b, h), or None: how many of the keys there are, an integer.
+        is_initialized: whether keys and values beyond the lengths may be read.
         starts: over (b), or None: where the queries and the keys of a batch start among those of
             all batches, integers. Then the rows of q, result, k and v are those of all batches, and
             sizes of the space are the most that a batch has.
@@ -53,12 +54,18 @@ class AttentionProblem:
     causal: Expr | None = None
     from_end: bool = False
     lengths: Access | None = None
+    is_initialized: bool = False
     starts: tuple[Access, Access] | None = None
 
     @property
     def has_spans(self) -> bool:
         """Whether batches differ in how many queries or keys they have."""
         return self.lengths is not None or self.starts is not None
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all batches and heads have the same length of keys, that of a cache."""
+        return self.lengths is not None and not self.lengths.offset.dims()
 
     @property
     def element(self) -> Type:
@@ -167,6 +174,7 @@ def _read(kernel: Any, attention: Any, space: tuple[Expr, ...]) -> AttentionProb
         causal=map_exprs(attention.attributes["causal"].value)[0] if is_causal else None,
         from_end="from_end" in attention.attributes,
         lengths=other("lengths", (batch, heads)),
+        is_initialized="is_initialized" in attention.attributes,
         starts=(starts[0], starts[1]) if starts[0] and starts[1] else None,
     )
 

@@ -5,12 +5,15 @@
 Lengths say how many of the keys there are for a batch and head. In a ragged problem batches lie one
 after the other, and a kernel finds where one starts; sizes of the space are the most that a batch
 has. Both are read from memory, once a tile.
+
+A causal limit from the end counts from the length as it is given, which may be more than there are
+keys: the last queries of a cache that is full see all of it, whatever their position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlir.dialects import arith
 
@@ -30,12 +33,15 @@ class Span:
     Attributes:
         queries, keys: how many.
         first_query, first_key: their first ones among those of all batches; 0 if not ragged.
+        end: number of the key up to which the last query sees, if a causal limit counts from the
+            end: that of the keys, or of a length that says more.
     """
 
     queries: Num
     keys: Num
     first_query: Num = 0
     first_key: Num = 0
+    end: Num | None = None
 
 
 class Spans:
@@ -50,8 +56,12 @@ class Spans:
         self._function, self._problem = function, problem
         self._queries, self._keys = (function.size(size) for size in problem.space[2:4])
 
-    def of(self, batch: Num, head: Num) -> Span:
-        """The span of a batch and head, both i32."""
+    def of(self, batch: Num, head: Num, *, alone: bool = False) -> Span:
+        """The span of a batch and head, both i32.
+
+        Args:
+            alone: whether a single thread asks, so that there are no lanes to agree with.
+        """
         span = Span(self._queries, self._keys)
         if self._problem.starts is not None:
             queries, keys = self._problem.starts
@@ -59,23 +69,32 @@ class Spans:
             first_key, key_count = self._between(keys, batch, self._keys)
             span = Span(query_count, key_count, first_query, first_key)
         if self._problem.lengths is not None:
-            length = self._load(self._problem.lengths, {BATCH: batch, HEAD: head})
-            span = Span(span.queries, _clamped(length, span.keys), span.first_query, span.first_key)
+            length = self._load(self._problem.lengths, {BATCH: batch, HEAD: head}, alone=alone)
+            span = self._shortened(span, length)
         return span
+
+    def _shortened(self, span: Span, length: Num) -> Span:
+        """A span with so many of its keys."""
+        if not self._problem.from_end:
+            return replace(span, keys=_clamped(length, span.keys))
+        # With a length beyond these bounds queries see what they see with the nearest bound.
+        end = _clamped(length, add(span.keys, span.queries))
+        return replace(span, keys=smin(end, span.keys), end=end)
 
     def _between(self, starts: Access, batch: Num, most: Num) -> tuple[Value, Num]:
         """Where a batch starts, and how many it has."""
         first, after = (self._load(starts, {BATCH: each}) for each in (batch, add(batch, 1)))
         return first, _clamped(sub(after, first), most)
 
-    def _load(self, access: Access, dims: Mapping[int, Num]) -> Value:
+    def _load(self, access: Access, dims: Mapping[int, Num], *, alone: bool = False) -> Value:
         """An integer, as i32 that all lanes agree on."""
         offset = access.offset.build(IndexAlgebra(self._function, dims))
         width = int(access.element.width)
         base = ptx.global_address(self._function.address(access.operand))
         address = value(add(base, mul(offset, width // 8)))
         loaded = base_ptx.load_if(access.element, address, 0)
-        return uniform(arith.trunci(i32(), loaded) if width > 32 else loaded)
+        number = arith.trunci(i32(), loaded) if width > 32 else loaded
+        return number if alone else uniform(number)
 
 
 def _clamped(count: Num, most: Num) -> Num:
