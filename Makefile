@@ -64,8 +64,12 @@ pytest: $(VENV)/.dev ## Run the Python tests, a process for each CPU
 # On a GPU host, with the Python there that has shapejit and a torch for CUDA.
 GPU_PYTHON ?= python3
 GPU_LOG ?= bench/results/gpu-tests.log
+# Kernels are built by the tests that launch them, which takes most of the time, so on all cores.
+GPU_PYTEST_FLAGS ?= -n logical --maxprocesses 16 --dist worksteal
 gpu-test: ## Run the tests that need an NVIDIA GPU; writes versions and results to a log
-	@{ $(GPU_PYTHON) -m shapejit.cli doctor || true; $(GPU_PYTHON) -m pytest test/gpu -p no:cacheprovider -rfEs; } \
+	@{ $(GPU_PYTHON) -m shapejit.cli doctor || true; \
+	  $(GPU_PYTHON) -m pytest test/gpu -m "not alone" $(GPU_PYTEST_FLAGS) -p no:cacheprovider -rfEs; \
+	  $(GPU_PYTHON) -m pytest test/gpu -m alone -p no:cacheprovider -rfEs; } \
 	  2>&1 | tee $(GPU_LOG)
 
 GPU_TRACES ?= minilm

@@ -106,6 +106,7 @@ def used_bytes(device: int) -> int:
     return int(total - free)
 
 
+@pytest.mark.alone
 def test_threads_with_streams_of_their_own() -> None:
     program = compiled("cuda:0")
     known = cases(program, "cuda:0")

@@ -201,6 +201,7 @@ def test_a_capture_after_a_weight_has_moved(compiled: Compiled) -> None:
         weight.data = saved
 
 
+@pytest.mark.alone
 def test_memory_stays_flat(compiled: Compiled) -> None:
     def run(seed: int) -> int:
         rng = random.Random(seed)

@@ -30,6 +30,7 @@ KINDS = int(os.environ.get("GPU_SOAK_KINDS", "300"))
 FLAT_BYTES = 32 << 20
 
 
+@pytest.mark.alone
 def test_kinds_beyond_the_bound(
     device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
