@@ -27,6 +27,9 @@ SizeFunction: TypeAlias = Callable[[Integers], Integers]
 
 # Where an axis without an upper bound is cut off: its last cell stands for all that is beyond.
 FAR = 1 << 14
+# Ratio of the cells beyond it on an axis that has one, such as the pixels of all images: so many
+# tiles are many waves of them, of which one more or less is a small part.
+_FAR_RATIO = 1.02
 # Halvings of the interval in which the ratio of thinned cells is sought.
 _BISECTIONS = 10
 _MAX_CELLS = {1: 1024, 2: 64, 3: 20, 4: 8}
@@ -105,7 +108,15 @@ def cut(
         tiles = -(-np.maximum(function(values), 1) // tile)
         jumps[1:] |= tiles[1:] != tiles[:-1]
     jumps[0] = True
-    return Cells(_thinned(values[jumps], limit), high)
+    starts = np.concatenate([values[jumps], _beyond(far, far if high is None else high)])
+    return Cells(_thinned(starts, limit), high)
+
+
+def _beyond(far: int, high: int) -> Integers:
+    """Starts of cells between two sizes, the first one left out."""
+    count = int(math.log(max(high, 1) / max(far, 1)) / math.log(_FAR_RATIO))
+    spread: Integers = np.rint(np.geomspace(max(far, 1), max(high, 1), count + 1)).astype(np.int64)
+    return np.unique(spread[1:])
 
 
 def _thinned(starts: Integers, limit: int) -> Integers:

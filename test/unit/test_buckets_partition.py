@@ -165,6 +165,18 @@ def test_thinned_cells_keep_the_first_size_and_the_limit(low: int, limit: int) -
     assert (cells.log_lengths() > 0).all()
 
 
+@given(st.integers(1, 3 * FAR), st.integers(FAR, 1 << 24))
+def test_cells_far_out_have_a_small_ratio(low: int, more: int) -> None:
+    """So that pixels of many images are not all one cell."""
+    high = low + more
+    cells = cut(low, high, [(lambda size: size, 1 << 30)], 1 << 20)
+    assert cells.end(len(cells) - 1) == high
+    far = float(max(FAR, low))
+    starts = np.array([far, *cells.starts[cells.starts > far]])
+    assert (starts[1:] / starts[:-1] < 1.05).all()
+    assert (high + 1) / starts[-1] < 1.05
+
+
 def test_an_axis_of_one_size_and_one_that_starts_far_out() -> None:
     assert list(cut(7, 7, [(lambda size: size, 4)], 10).starts) == [7]
     far = cut(3 * FAR, None, [(lambda size: size, 4)], 10)
