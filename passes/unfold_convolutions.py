@@ -23,7 +23,8 @@ Channels and taps are one dim of the product in the order in which torch keeps f
 another order, such as those of transposed convolutions, are copied first.
 
 The pass runs before anything is fused. Convolutions of other types stay as they are, and so do
-those whose image may be empty while their result is not.
+those whose image may be empty while their result is not. With ``tf32`` those stay, too, whose
+factors TMA can read in im2col mode, rounded to tf32 for the tensor cores.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from typing import Any
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.pass_host import Pass, register_pass
+from shapejit.pass_host import Pass, option, register_pass
 from shapejit.passes.analysis.accesses import accesses, space_of
 from shapejit.passes.analysis.pieces import BodyText, insert, map_text, space_text, type_text
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
+from shapejit.passes.nvgpu.conv.mapped import has_maps
 from shapejit.symbolic import Expr, Ranges, invert_map, linearize, product
 from shapejit.windows import Window
 
@@ -50,11 +52,16 @@ from shapejit.windows import Window
 class UnfoldConvolutions(Pass):
     """Make products of convolutions of float32."""
 
+    tf32: bool = option(False, help="let convolutions of float32 round their factors to tf32")
+
     def run(self, module: Any) -> None:
         facts = SymbolFacts.of(module)
+        divisors = {symbol.id: symbol.divisor for symbol in sir.symbols(module)}
         for function in sir.functions(module):
             for op in sir.operations(sir.body(function)):
-                if op.name == "shapejit.conv" and _is_plain(op):
+                if op.name != "shapejit.conv" or not _is_plain(op):
+                    continue
+                if not (self.tf32 and has_maps(op, function, divisors)):
                     _Unfolding(op).replace(facts)
 
 
@@ -66,11 +73,7 @@ def _is_plain(op: Any) -> bool:
     # An image without pixels is then a result without pixels: none is read.
     window, rank = Window.of(op), len(sir.attr_sizes(op.attributes["image"]))
     taps = [size.constant for size in space_of(op)[4 + rank :]]
-    rows = zip(window.padding, window.dilations, window.lhs_dilations, taps, strict=True)
-    return all(
-        tap is not None and low + high - spread <= (tap - 1) * dilation
-        for (low, high), dilation, spread, tap in rows
-    )
+    return window.keeps_nothing(taps)
 
 
 class _Unfolding:

@@ -178,7 +178,8 @@ def _candidates(kernel: GemmKernel, options: ChoiceOptions) -> tuple[GemmSchedul
     traits = kernel.traits
     if traits.element_bytes == 4:
         maps = options.tf32 and kernel.unaligned is None
-        return candidates_for(traits, options.candidates, tf32=maps)
+        found = candidates_for(traits, options.candidates, tf32=maps)
+        return found if kernel.on_cuda_cores else tuple(s for s in found if s.tf32)
     if kernel.unaligned is not None:
         return (kernel.fallback,)
     return worth_trying(candidates_for(traits, options.candidates), traits.weights)

@@ -26,6 +26,7 @@ from shapejit.passes.nvgpu.problem import (
     Access,
     GemmProblem,
     gemm_problem,
+    is_half,
     lhs_matrix,
     result_matrix,
     weight_matrix,
@@ -34,7 +35,7 @@ from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, product
 
-_DEPTH = 64  # elements of K in a stage of all candidates
+_DEPTH_BYTES = 128  # of K in a stage of all candidates
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class GemmKernel:
         unaligned: why tensor maps cannot read its operands or store its result, or need not; None
             if they can.
         fallback: the schedule that does without tensor maps.
+        on_cuda_cores: whether kernels without tensor cores can compute it, if it is of float32.
     """
 
     name: str
@@ -61,6 +63,7 @@ class GemmKernel:
     sizes: Mapping[str, GemmSize]
     unaligned: str | None
     fallback: GemmSchedule = UNALIGNED
+    on_cuda_cores: bool = True
 
 
 def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
@@ -104,7 +107,8 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) ->
     Raises:
         LoweringError: no family of kernels can compute it.
     """
-    problem = ConvProduct.of(conv_problem(kernel), _DEPTH)
+    conv = conv_problem(kernel)
+    problem = ConvProduct.of(conv, _DEPTH_BYTES // sir.element_bytes(conv.element))
     traits = GemmTraits(
         element_bytes=sir.element_bytes(problem.element),
         result_bytes=sir.element_bytes(problem.result.element),
@@ -113,6 +117,8 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) ->
         halo=_halo_traits(problem, bindings, samples),
     )
     made = _product_kernel(name, kernel, bindings, problem, traits)
+    if not is_half(conv.element):
+        return replace(made, on_cuda_cores=False)
     if (patches := _patches(problem)) is not None:
         return _over_few_channels(made, problem, patches)
     return replace(made, fallback=gathering_schedule(problem.space[problem.n].constant))
@@ -145,8 +151,10 @@ def _over_few_channels(
 def _halo_traits(problem: ConvProduct, bindings: Bindings, samples: Samples) -> HaloTraits | None:
     """What tiles with a halo depend on; None if the taps share no pixels, or no map reads them."""
     conv = problem.conv
+    if not is_half(conv.element):
+        return None
     try:
-        product = HaloProduct.of(conv, _DEPTH)
+        product = HaloProduct.of(conv, problem.depth)
         lhs_matrix(product)
     except LoweringError:
         return None

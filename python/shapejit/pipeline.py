@@ -120,8 +120,13 @@ def gpu_stages(
         _CANONICALIZE_SHAPES,
         # Convolutions of 3x3 taps take fewer products.
         Stage("lower-winograd", _passes(f"shapejit-lower-winograd-to-nvgpu{{{{{wish}}}}}")),
-        # There are no other kernels of convolutions of float32.
-        Stage("unfold-convolutions", _passes("shapejit-unfold-convolutions,canonicalize,cse")),
+        # There are no other kernels of convolutions of float32, but for those rounded to tf32.
+        Stage(
+            "unfold-convolutions",
+            _passes(
+                f"shapejit-unfold-convolutions{{{{tf32={str(tf32).lower()}}}}},canonicalize,cse"
+            ),
+        ),
         _FOLD_VIEWS,
         _INLINE_POINTWISE,
         _LIMIT_ATTENTION,
@@ -189,6 +194,52 @@ def build(
             SJ-TARGET-005 without its assembler, SJ-TARGET-007 if the model has operators that have
             no kernels there.
     """
+    compilation = _begin(imported, options, progress)
+    return (
+        _build_for_cpu(compilation)
+        if gpu_target is None
+        else _build_for_gpu(compilation, gpu_target)
+    )
+
+
+def build_first(
+    imported: ImportedModel, options: CompileOptions, progress: Progress, gpu_target: str
+) -> tuple[Artefacts, Callable[[Progress], Artefacts]]:
+    """Compiles an imported model for a GPU in two steps: first with one variant of each kernel.
+
+    Args:
+        imported, options, progress, gpu_target: as for `build`.
+
+    Returns:
+        The program with one variant of each kernel, for all sizes, and what compiles the one that
+        `build` would give: with the same inputs, weights and outputs, from the same kernels. It is
+        called once, with what is to receive its stages.
+
+    Raises:
+        ShapeJitError: as `build`; the second step raises the same.
+    """
+    compilation = _begin(imported, options, progress)
+    stages = _gpu_stages(options)
+    formed = _form_gpu_kernels(compilation, gpu_target, stages)
+    module = imported.module
+    with module.context:
+        copied = ir.Module.parse(module.operation.get_asm(enable_debug_info=True))
+    later = dataclasses.replace(
+        compilation, imported=dataclasses.replace(imported, module=copied), urgent=False
+    )
+    single = dataclasses.replace(options, max_regions=1)
+    first = dataclasses.replace(compilation, options=single)
+    artefacts = _build_gpu_kernels(first, gpu_target, _gpu_stages(single), formed)
+
+    def build_rest(progress: Progress) -> Artefacts:
+        compilation = dataclasses.replace(later, progress=progress)
+        return _build_gpu_kernels(compilation, gpu_target, stages, formed)
+
+    return artefacts, build_rest
+
+
+def _begin(imported: ImportedModel, options: CompileOptions, progress: Progress) -> _Compilation:
+    """A compilation of which no stage has run."""
     passes.register_all()
     logs.configure()
     name = "-".join(parameter.name for parameter in imported.parameters)
@@ -203,11 +254,7 @@ def build(
     compilation.dump.stage("import", imported.module)
     for step, seconds in imported.seconds.items():
         _IMPORT_LOG.info("%s took %.3f s", step, seconds)
-    return (
-        _build_for_cpu(compilation)
-        if gpu_target is None
-        else _build_for_gpu(compilation, gpu_target)
-    )
+    return compilation
 
 
 @dataclass(frozen=True)
@@ -220,6 +267,7 @@ class _Compilation:
     target: HostTarget
     dump: Dump
     verify: bool
+    urgent: bool = True  # whether its builds come before those in the background
 
     def run(self, stage: Stage) -> None:
         """Runs a stage on the model's module."""
@@ -344,33 +392,60 @@ def _build_for_cpu(compilation: _Compilation, stages: Sequence[Stage] | None = N
     )
 
 
-def _build_for_gpu(
-    compilation: _Compilation, gpu_target: str, stages: Sequence[Stage] | None = None
-) -> Artefacts:
-    # What compilations for the CPU do without.
-    from .gpu import program_build as gpu
-    from .passes.buckets.device import device_of_target
-
-    imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
-    module, options = imported.module, compilation.options
-    arch = device_of_target(gpu_target).arch
-    gpu.assembler()  # that there is one is known at once
-    with module.context:
-        module.operation.attributes["shapejit.target"] = ir.StringAttr.get(gpu_target)
-    kernels: tuple[KernelInfo, ...] = ()
-    packs: tuple[CopySpec, ...] = ()
-    arena: tuple[Sizes, ...] = ()
-    weights = imported.weights
-    built = gpu.BuiltCode({}, {}, {})
-    builder = gpu.builder_for(dump)
-    stages = stages or gpu_stages(
+def _gpu_stages(options: CompileOptions) -> tuple[Stage, ...]:
+    """The stages for a GPU as options say."""
+    return gpu_stages(
         options.max_regions,
         tf32=options.float32_precision == "tf32",
         winograd=options.winograd,
         max_rel_error=options.max_rel_error,
     )
+
+
+def _build_for_gpu(
+    compilation: _Compilation, gpu_target: str, stages: Sequence[Stage] | None = None
+) -> Artefacts:
+    stages = stages or _gpu_stages(compilation.options)
+    formed = _form_gpu_kernels(compilation, gpu_target, stages)
+    return _build_gpu_kernels(compilation, gpu_target, stages, formed)
+
+
+@dataclass(frozen=True)
+class _Formed:
+    """What is known of a program for a GPU when its kernels are formed.
+
+    Attributes:
+        kernels, weights, packs, hoisting: as `Artefacts` have them.
+    """
+
+    kernels: tuple[KernelInfo, ...]
+    weights: tuple[WeightSpec, ...]
+    packs: tuple[CopySpec, ...]
+    hoisting: Hoisting
+
+
+def _choice(stages: Sequence[Stage]) -> int:
+    """The number of the stage that decides on variants."""
+    return next(i for i, stage in enumerate(stages) if stage.name == _CHOOSE_BUCKETS)
+
+
+def _form_gpu_kernels(
+    compilation: _Compilation, gpu_target: str, stages: Sequence[Stage]
+) -> _Formed:
+    """Runs the stages before the one that decides on variants."""
+    # What compilations for the CPU do without.
+    from .gpu import program_build as gpu
+
+    imported = compilation.imported
+    module = imported.module
+    gpu.assembler()  # that there is one is known at once
+    with module.context:
+        module.operation.attributes["shapejit.target"] = ir.StringAttr.get(gpu_target)
+    kernels: tuple[KernelInfo, ...] = ()
+    packs: tuple[CopySpec, ...] = ()
+    weights = imported.weights
     hoisting = NOTHING_HOISTED
-    for stage in stages:
+    for stage in stages[: _choice(stages)]:
         compilation.run(stage)
         if stage is _HOIST_WEIGHTS:
             hoisting = _hoisted(
@@ -383,7 +458,25 @@ def _build_for_gpu(
             weights = _weights_read(module, imported.weights)
             hoisting = hoisting.with_reads(_reads_in_place(module))
             _log_kernels(kernels, packs)
-        elif stage.name == _CHOOSE_BUCKETS:
+    return _Formed(kernels, tuple(weights), packs, hoisting)
+
+
+def _build_gpu_kernels(
+    compilation: _Compilation, gpu_target: str, stages: Sequence[Stage], formed: _Formed
+) -> Artefacts:
+    """Runs the rest of the stages, and makes code of all that they leave."""
+    from .gpu import program_build as gpu
+    from .passes.buckets.device import device_of_target
+
+    imported, dump, progress = compilation.imported, compilation.dump, compilation.progress
+    module, options = imported.module, compilation.options
+    arch = device_of_target(gpu_target).arch
+    arena: tuple[Sizes, ...] = ()
+    built = gpu.BuiltCode({}, {}, {})
+    builder = gpu.builder_for(dump)
+    for stage in stages[_choice(stages) :]:
+        compilation.run(stage)
+        if stage.name == _CHOOSE_BUCKETS:
             built = _build_variants(compilation, arch, builder)
         elif stage is _PLAN_MEMORY:
             arena = _arena(module)
@@ -392,15 +485,15 @@ def _build_for_gpu(
     code = _generate(module, recipe, compilation.cache(), {}, {}, progress, dump)
     found_head = None if head is None else head.result()
     gpu_code = gpu.gpu_code(module, arch, built.cubins, found_head)
-    dump.index(kernels, imported.symbols, built.digests)
+    dump.index(formed.kernels, imported.symbols, built.digests)
     artefacts = compilation.artefacts(
-        gpu.with_origins(kernels, gpu_code),
+        gpu.with_origins(formed.kernels, gpu_code),
         code,
-        weights,
-        packs=packs,
+        formed.weights,
+        packs=formed.packs,
         arena=arena,
         gpu=gpu_code,
-        hoisting=hoisting,
+        hoisting=formed.hoisting,
     )
     cubins = [*built.cubins.values(), *([] if found_head is None else [found_head])]
     return dataclasses.replace(
@@ -418,7 +511,9 @@ def _build_variants(compilation: _Compilation, arch: str, builder: CubinBuilder)
     while True:
         with compilation.progress.stage("gpu-codegen") as running:
             module = compilation.imported.module
-            built = gpu.build_variants(module, arch, builder, running.advance)
+            built = gpu.build_variants(
+                module, arch, builder, running.advance, urgent=compilation.urgent
+            )
         _log_variants(built, compilation.progress.seconds["gpu-codegen"])
         if not built.refused:
             return built

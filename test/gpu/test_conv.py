@@ -22,6 +22,7 @@ from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE  # noqa: E402
 from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES  # noqa: E402
 from unit import test_nvgpu_conv as simulated  # noqa: E402
+from unit import test_nvgpu_conv_tf32 as simulated_tf32  # noqa: E402
 from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
 from unit import test_nvgpu_patch as simulated_patch  # noqa: E402
 from unit.cpu_convs import Layer  # noqa: E402
@@ -40,6 +41,13 @@ ALIGNED = (
 HALO = tuple(map(str, HALO_CANDIDATES))
 GATHERED = ("unaligned_64x16x64_s3_w1", "unaligned_64x64x64_s3_w1")
 PATCHES = (str(PATCH_SCHEDULE), "patch_64x56x16_s2_w1")
+TF32 = (
+    "persistent_128x256x32_s4_w2_tf32",
+    "swapped_256x112x32_s4_w2_tf32",
+    "small_m_64x32x32_s7_w1_k4_tf32",
+)
+# Of factors with 11 bits, as part of the result, by the mean square.
+TF32_ERROR = 4e-4
 IMAGES = ((1, 1, 1), (1, 7, 7), (3, 14, 13), (2, 45, 77), (16, 56, 56))
 
 
@@ -106,6 +114,28 @@ def test_windows_with_a_halo(device: Device, name: str, schedule: str) -> None:
 def test_few_channels(device: Device, name: str, schedule: str) -> None:
     for batch, *image in ((0, 9, 9), (1, 7, 9), (3, 33, 61), (8, 112, 95)):
         check(simulated_patch.LAYERS[name], schedule, device, batch, *image)
+
+
+@pytest.mark.parametrize("name", simulated_tf32.LAYERS)
+@pytest.mark.parametrize("schedule", TF32)
+def test_tf32(device: Device, schedule: str, name: str) -> None:
+    """No more than 1.2 times as far from float64 as cuDNN with tf32, by the mean square."""
+    layer = simulated_tf32.LAYERS[name]
+    for batch, *image in ((2, 9, 11), (3, 33, 61)):
+        torch.manual_seed(batch)
+        operands = [each.cuda() for each in layer.operands(batch, image[: layer.rank])]
+        expected = layer.reference([each.double() for each in operands])
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+            own = layer.reference(operands)
+        inputs = [each.contiguous() for each in arguments(layer, operands)]
+        for block in (False, True):
+            kernel = built(layer, schedule, device, block)
+            [result] = kernel(inputs, batch, *image[: layer.rank])
+            got = torch.movedim(result, -1, 1) if layer.last[1] else result
+            errors = [((each.double() - expected) ** 2).mean().sqrt() for each in (got, own)]
+            # cuDNN computes some layers in IEEE arithmetic.
+            allowed = max(1.2 * errors[1], TF32_ERROR * (expected**2).mean().sqrt())
+            assert errors[0] <= allowed, f"{name}, {schedule} {block=}: {errors}"
 
 
 @pytest.mark.parametrize("schedule", GATHERED)

@@ -17,6 +17,7 @@ from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem, is_con
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import emit_behind
+from shapejit.passes.nvgpu.problem import is_half, lhs_matrix, weight_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import Architecture
@@ -33,6 +34,12 @@ _EMITTERS = {
     "patch": "conv.patch",
 }
 
+# Of these, those that take float32.
+_TF32_FAMILIES = ("persistent", "swapped", "small_m")
+
+#: Elements of K in a stage of these.
+TF32_DEPTH = 32
+
 
 def serves(kernel: Any) -> bool:
     """Whether a ``shapejit.kernel`` is one with a convolution."""
@@ -45,7 +52,19 @@ def check(kernel: Any) -> None:
     Raises:
         LoweringError: it cannot.
     """
-    gathered.check(conv_problem(kernel))
+    conv = conv_problem(kernel)
+    if is_half(conv.element):
+        gathered.check(conv)
+        return
+    if not conv.window.keeps_nothing([size.constant for size in conv.taps]):
+        raise LoweringError(
+            f"pads an image of f32 by {conv.window.padding}, more than its window reaches, so that "
+            "the result of no pixels has some; pad less, or convert the model to bf16 or f16"
+        )
+    # Without tensor maps nobody multiplies it: shapejit-unfold-convolutions leaves no others.
+    product = ConvProduct.of(conv, TF32_DEPTH)
+    lhs_matrix(product)
+    weight_matrix(product, 0)
 
 
 def weight_operands(kernel: Any) -> list[int]:
@@ -103,12 +122,7 @@ def _emit(
         raise
     except ValueError as error:
         raise LoweringError(f"has a variant without a schedule: {error}") from error
-    if schedule.family not in _EMITTERS or schedule.tf32:
-        families = ", ".join(_EMITTERS)
-        raise LoweringError(
-            f"has the schedule {schedule}; convolutions of {conv.element} have those of the "
-            f"families {families}, and depthwise ones"
-        )
+    _check_family(conv, schedule)
     request = GemmRequest(
         name,
         _product(conv, schedule),
@@ -121,6 +135,17 @@ def _emit(
     emitter = importlib.import_module(f"shapejit.passes.nvgpu.{_EMITTERS[schedule.family]}")
     interface: KernelInterface = emitter.emit(request)
     return interface
+
+
+def _check_family(conv: ConvProblem, schedule: GemmSchedule) -> None:
+    """Whether a schedule is for convolutions, and for the factors' type."""
+    families = _EMITTERS if is_half(conv.element) else _TF32_FAMILIES
+    if schedule.family not in families or schedule.tf32 == is_half(conv.element):
+        kind = "" if is_half(conv.element) else " that are rounded to tf32"
+        raise LoweringError(
+            f"has the schedule {schedule}; convolutions of {conv.element} have those of the "
+            f"families {', '.join(families)}{kind}"
+        )
 
 
 def _product(conv: ConvProblem, schedule: GemmSchedule) -> ConvProduct:

@@ -112,16 +112,17 @@ def conv_problem(kernel: Any) -> ConvProblem:
         raise LoweringError("does not yield exactly the result of one convolution")
     [conv] = convs
     _check_types(conv)
-    return _read(kernel, conv)
+    return read_conv(OperandReader(kernel), conv, len(body.arguments))
 
 
 def _check_types(conv: Any) -> None:
     factors = [value.type.element_type for value in list(conv.operands)[:2]]
-    if not is_half(factors[0]) or factors[1] != factors[0]:
+    known = is_half(factors[0]) or isinstance(factors[0], ir.F32Type)
+    if not known or factors[1] != factors[0]:
         found = ", ".join(map(str, factors))
         raise LoweringError(
-            f"multiplies {found}; convolutions on a GPU take bf16 by bf16 or f16 by f16: convert "
-            "the model and its inputs"
+            f"multiplies {found}; convolutions on a GPU take bf16 by bf16, f16 by f16, or f32 by "
+            "f32 rounded to tf32: convert the model and its inputs"
         )
     if "accumulate" in conv.attributes:
         accumulate = ir.TypeAttr(conv.attributes["accumulate"]).value
@@ -129,7 +130,13 @@ def _check_types(conv: Any) -> None:
             raise LoweringError(f"sums in {accumulate}; wgmma sums in f32")
 
 
-def _read(kernel: Any, conv: Any) -> ConvProblem:
+def read_conv(reader: OperandReader, conv: Any, result_operand: int) -> ConvProblem:
+    """The problem of a ``shapejit.conv``.
+
+    Args:
+        reader: finds the memory behind its operands.
+        result_operand: number of its result.
+    """
     space = sir.attr_sizes(conv.attributes["space"])
     image = sir.attr_sizes(conv.attributes["image"])
     rank = len(image)
@@ -137,7 +144,6 @@ def _read(kernel: Any, conv: Any) -> ConvProblem:
     written = space[: 3 + rank]
     spaces = [(n, g, *image, c), (g, f, c, *space[4 + rank :])]
     spaces += [written] * (len(conv.operands) - 2)
-    reader = OperandReader(kernel)
     *maps, target = (map_exprs(each) for each in sir.op_maps(conv))
     accesses = [
         reader.read(value, indices, over)
@@ -152,6 +158,6 @@ def _read(kernel: Any, conv: Any) -> ConvProblem:
         input=accesses[0],
         weight=accesses[1],
         extras=tuple(accesses[2:]),
-        result=reader.access(len(sir.body(kernel).arguments), result, target, written),
+        result=reader.access(result_operand, result, target, written),
         epilogue=blocks[0] if len(blocks) else None,
     )

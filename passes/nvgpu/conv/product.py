@@ -27,7 +27,7 @@ from shapejit.passes.nvgpu.builder import Num, add, compare, mul, select, sub, u
 from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.problem import Access, GemmProblem, Matrix, element_name
+from shapejit.passes.nvgpu.problem import Access, GemmProblem, Matrix, map_element
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, Ranges, delinearize, product
 from shapejit.symbolic.expr import ONE, ZERO
@@ -182,7 +182,7 @@ class PixelMatrix(ConvMatrix):
         ]
         return Im2colMap(
             operand=self.access.operand,
-            element=element_name(self.access.element),
+            element=map_element(self.access.element),
             dims=tuple(map(number, sizes)),
             strides=tuple(map(number, strides)),
             channels=box[0],
@@ -301,7 +301,7 @@ class FilterMatrix(ConvMatrix):
         number = function.value_number
         return TensorMap(
             operand=self.access.operand,
-            element=element_name(self.access.element),
+            element=map_element(self.access.element),
             dims=tuple(map(number, self.sizes)),
             strides=tuple(map(number, self.strides[1:])),
             box=(*box, *[1] * (len(self.sizes) - 2)),

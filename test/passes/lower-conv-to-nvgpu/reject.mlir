@@ -15,7 +15,7 @@ module attributes {shapejit.target = "cuda:sm_80"} {
 // -----
 
 // Types that wgmma lacks.
-// expected-error@+1 {{as persistent_128x64x64_s4_w2, this kernel multiplies f64, f64; convolutions on a GPU take bf16 by bf16 or f16 by f16}}
+// expected-error@+1 {{as persistent_128x64x64_s4_w2, this kernel multiplies f64, f64; convolutions on a GPU take bf16 by bf16, f16 by f16, or f32 by f32 rounded to tf32}}
 shapejit.kernel @k symbols 2 (%x: tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<8x3x8xf64, #shapejit.shape<[8, 3, 8]>>) {
   %y = shapejit.conv over [s0, 1, s1, 8, 8, 3] image [s1] padding [(1, 1)]
     input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d3)> : tensor<?x?x8xf64, #shapejit.shape<[s0, s1, 8]>>)

@@ -19,7 +19,14 @@ from mlir import ir
 
 from reference.hopper import hardware
 from reference.hopper.machine import Warp
-from reference.hopper.memory import Addresses, Bytes, GlobalMemory, SimulationError, swizzled
+from reference.hopper.memory import (
+    Addresses,
+    Bytes,
+    GlobalMemory,
+    SimulationError,
+    rounded_to_tf32,
+    swizzled,
+)
 from reference.hopper.scalars import Compute
 
 # By the number of spatial dims: bits of a corner, and of an offset.
@@ -40,6 +47,8 @@ def places(
 class Im2colTensor:
     """A TMA descriptor in im2col mode; dims from the fastest on, strides of all in bytes.
 
+    With ``tf32``, elements are float32 that loads round to 11 bits of significand.
+
     Raises:
         ValueError: the driver would refuse it.
     """
@@ -54,6 +63,7 @@ class Im2colTensor:
     upper: tuple[int, ...]
     steps: tuple[int, ...]
     swizzle: int
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         rank = len(self.dims)
@@ -124,7 +134,7 @@ class Im2colTensor:
         data = np.zeros((flat.size, self.element_bytes), np.uint8)
         data[mask] = memory.load(flat[mask], self.element_bytes)
         linear = base + np.arange(flat.size, dtype=np.uint64) * np.uint64(self.element_bytes)
-        return swizzled(linear, self.swizzle), data
+        return swizzled(linear, self.swizzle), rounded_to_tf32(data) if self.tf32 else data
 
 
 def _load(op: ir.Operation) -> Compute:

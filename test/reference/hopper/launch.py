@@ -166,6 +166,7 @@ class Launch:
             record.upper,
             record.steps,
             record.swizzle,
+            tf32=record.element == "tf32",
         )
 
 
