@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from shapejit.artefacts import Artefacts
+    from shapejit.importer.model import ImportedModel
+    from shapejit.program_cache import FoundProgram, ProgramUnit
 
 __all__ = ["compile", "load"]
 
@@ -114,23 +117,69 @@ def _compile(
         with progress.stage("export"):
             captured = importer.capture(model, args, kwargs, dynamic_shapes)
 
+        def imported() -> ImportedModel:
+            with progress.stage(_IMPORT):
+                made = importer.import_captured(captured)
+            del progress.seconds[_IMPORT]  # its parts are listed
+            progress.seconds.update(made.seconds)
+            made.seconds = {"export": progress.seconds["export"], **made.seconds}
+            return made
+
         def compile_captured() -> tuple[Artefacts, Sequence[Tensor]]:
             # A program that the cache has does without the passes and torch-mlir.
             from shapejit import pipeline
 
-            with progress.stage(_IMPORT):
-                imported = importer.import_captured(captured)
-            del progress.seconds[_IMPORT]  # its parts are listed
-            progress.seconds.update(imported.seconds)
-            imported.seconds = {"export": progress.seconds["export"], **imported.seconds}
-            return pipeline.build(imported, options, progress, gpu_target), imported.tensors
+            model = imported()
+            return pipeline.build(model, options, progress, gpu_target), model.tensors
 
         with progress.stage("program-cache"):
             unit = program_unit(captured, options, gpu_target)
         if unit is None:
             found = FoundProgram(*compile_captured(), "built")
+        elif gpu_target is not None and options.background and not options.deterministic:
+            return _compile_first(unit, imported, options, gpu_target, progress, device)
         else:
             found = find_or_compile(unit, compile_captured)
+    return _program(found, options, progress, device)
+
+
+def _compile_first(
+    unit: ProgramUnit,
+    imported: Callable[[], ImportedModel],
+    options: CompileOptions,
+    gpu_target: str,
+    progress: Progress,
+    device: torch.device,
+) -> Program:
+    """The program of a unit: of the cache, or one that gets most of its code in the background."""
+    from shapejit import background, program_cache
+
+    found = program_cache.find(unit)
+    if found is not None:
+        return _program(found, options, progress, device)
+    from shapejit import pipeline
+
+    model = imported()
+    artefacts, build_rest = pipeline.build_first(model, options, progress, gpu_target)
+    first = program_cache.FoundProgram(artefacts, model.tensors, "built")
+    program = _program(first, options, progress, device)
+
+    def rest(running: Progress) -> Artefacts:
+        start = time.perf_counter()
+        made = build_rest(running)
+        seconds = {"in the background": time.perf_counter() - start}
+        return dataclasses.replace(made, compile_seconds=seconds)
+
+    def keep(made: Artefacts) -> None:
+        program_cache.keep(unit, made, model.tensors)
+
+    program.complete_with(background.complete(program, rest, keep))
+    return program
+
+
+def _program(
+    found: FoundProgram, options: CompileOptions, progress: Progress, device: torch.device
+) -> Program:
     artefacts = dataclasses.replace(found.artefacts, compile_seconds=dict(progress.seconds))
     return Program(
         artefacts,

@@ -72,6 +72,13 @@ class Execution(Protocol):
             LLVMError, CudaError: its code does not load.
         """
 
+    def successor(self, artefacts: Artefacts) -> Execution:
+        """The execution of the same program with other code, in the same place.
+
+        Raises:
+            LLVMError, CudaError: its code does not load.
+        """
+
     def release(self) -> None:
         """Gives working memory back that no running call has."""
 
@@ -145,6 +152,10 @@ class CpuExecution:
         """See `Execution`; graphs are for GPUs."""
 
     def beside(self, artefacts: Artefacts) -> CpuExecution:
+        """See `Execution`."""
+        return CpuExecution(artefacts)
+
+    def successor(self, artefacts: Artefacts) -> CpuExecution:
         """See `Execution`."""
         return CpuExecution(artefacts)
 

@@ -34,6 +34,8 @@ class CompileOptions:
         float32_precision: of products of float32 on a GPU: "ieee"; "tf32", which lets tensor cores
             round their factors to 11 bits; or "auto", as PyTorch is set
             (torch.set_float32_matmul_precision) when the model is compiled.
+        background: whether a program for a GPU starts with one variant of each kernel, and gets the
+            others while it is called already; not if `deterministic`. See docs/gpu.md.
         max_regions: most regions of shapes that get code of their own, at least 1; the cpu target
             needs one.
         winograd: whether 3x3 convolutions on a GPU use Winograd's algorithm: "auto", where it pays;
@@ -52,6 +54,7 @@ class CompileOptions:
     target_cpu: str = "host"
     deterministic: bool = False
     float32_precision: str = "auto"
+    background: bool = False
     max_regions: int = 16
     winograd: str = "auto"
     max_rel_error: float = 2e-6
@@ -101,7 +104,7 @@ class CompileOptions:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-_WITHOUT_EFFECT_ON_CODE = ("free_original", "verify_each", "dump_to")
+_WITHOUT_EFFECT_ON_CODE = ("background", "free_original", "verify_each", "dump_to")
 
 
 def close_match_hint(name: str, names: list[str]) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import operator
 import os
 import struct
@@ -25,6 +26,7 @@ from shapejit.artefacts import (
     SizeOutput,
     TensorOutput,
 )
+from shapejit.background import Completion
 from shapejit.bind_program import BindProgram
 from shapejit.changes import Changes, own_copy
 from shapejit.diagnosis import named, values_text
@@ -186,6 +188,8 @@ class Program(nn.Module):
         self._first_output = len(self._tensor_inputs) + len(self._weights.last.pointers)
         self._counters = _Counters()
         self._copies_logged = False
+        self._completion: Completion | None = None
+        self._replacements = 0
         self._execution.prepare(self._tables.borrow())
 
     # Calls.
@@ -235,6 +239,7 @@ class Program(nn.Module):
         """Run the native code: the tensor outputs."""
         # All of this is done for every call, so little is called from here. Where the native code
         # only queues work, weights are looked at while that runs already.
+        # Another thread may replace it; a call ends with what it began with.
         execution = self._execution
         place = execution.place()
         # What changes inputs cannot run again.
@@ -242,16 +247,16 @@ class Program(nn.Module):
         # Held until the native code was called.
         weights = self._weights.last if late else self._weights.current()
         native_symbols = self._symbols_type(*symbols)
-        plan = self._planned(native_symbols, symbols)
+        plan = self._planned(execution, native_symbols, symbols)
         if out is None:
             outputs = self._allocate_outputs(plan, symbols)
         else:
             outputs = self._given_outputs(out, plan, leaves, weights)
         try:
-            copied = self._run(weights, leaves, outputs, native_symbols, plan[0], place)
+            copied = self._run(execution, weights, leaves, outputs, native_symbols, plan[0], place)
             if late and (current := self._weights.current()) is not weights:
                 # What was queued before is overwritten.
-                self._run(current, leaves, outputs, native_symbols, plan[0], place)
+                self._run(execution, current, leaves, outputs, native_symbols, plan[0], place)
         except ArenaError as error:
             self._raise_memory(f"{plan[0]} bytes of working memory", symbols, error)
         if place is not None and place[1]:
@@ -263,6 +268,7 @@ class Program(nn.Module):
 
     def _run(
         self,
+        execution: Execution,
         weights: Buffers,
         leaves: Sequence[Any],
         outputs: Sequence[Tensor],
@@ -271,7 +277,7 @@ class Program(nn.Module):
         place: Place | None,
     ) -> int:
         """Run the native code with these weights: how many inputs had to be copied."""
-        execution, tables = self._execution, self._tables
+        tables = self._tables
         if tables.weights is not weights:
             tables = self._tables = self._new_tables(weights)
         table = tables.borrow()
@@ -306,10 +312,12 @@ class Program(nn.Module):
         self._copies_logged = True
         _LOG.info("%d inputs cannot be read in place and are copied; not said again", count)
 
-    def _planned(self, native_symbols: Any, symbols: list[int]) -> Sequence[int]:
+    def _planned(
+        self, execution: Execution, native_symbols: Any, symbols: list[int]
+    ) -> Sequence[int]:
         """What shapejit_plan says: bytes of the arena, then the sizes of all tensor outputs."""
         native_plan = self._plan_type()
-        self._execution.plan(native_symbols, native_plan)
+        execution.plan(native_symbols, native_plan)
         plan: tuple[int, ...] = self._read_plan(native_plan)
         if plan[-1]:
             self._raise_constraint(plan[-1], symbols)
@@ -382,6 +390,8 @@ class Program(nn.Module):
             packed_bytes=self._weights.copied_bytes,
             hoisted_bytes=self._weights.hoisted_bytes,
             bind_runs=self._weights.bind_runs,
+            replacements=self._replacements,
+            is_complete=self._completion is None or self._completion.is_over,
             code_bytes=self._code_bytes,
             compile_seconds=dict(self.artefacts.compile_seconds),
             graphs=GraphStats.of(self._execution.graph_use()),
@@ -397,9 +407,10 @@ class Program(nn.Module):
         """What a call with these arguments would run, without running it."""
         leaves = self.signature.flatten(args, kwargs)
         symbols = self.signature.bind(leaves)
-        plan = self._planned(self._symbols_type(*symbols), symbols)
+        artefacts = self.artefacts
+        plan = self._planned(self._execution, self._symbols_type(*symbols), symbols)
         return report.explain(
-            self.artefacts,
+            artefacts,
             self.signature.with_derived(symbols),
             plan,
             self._weights.copied_bytes,
@@ -435,6 +446,46 @@ class Program(nn.Module):
             f"{launches} launches"
         )
 
+    # Code that comes later.
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all code of the program is in place, or known not to come; see
+        `CompileOptions.background`. Calls need not wait.
+
+        Args:
+            seconds: at most so many; None for as long as it takes.
+
+        Returns:
+            Whether there is nothing more to come.
+        """
+        return self._completion is None or self._completion.wait(seconds)
+
+    def complete_with(self, completion: Completion) -> None:
+        """Notes that more code is on its way."""
+        self._completion = completion
+
+    def replace_code(self, artefacts: Artefacts) -> Execution:
+        """Load other code of the same program, and have calls use it from now on.
+
+        Args:
+            artefacts: of the same model, with the same kernels in other variants.
+
+        Returns:
+            What ran until now, and may still be run by calls that began before.
+
+        Raises:
+            LLVMError, CudaError: the code does not load; the program stays as it is.
+        """
+        before, known = self._execution, self.artefacts
+        assert artefacts.packs == known.packs and artefacts.weights == known.weights
+        execution = before.successor(artefacts)
+        execution.prepare(self._new_tables(self._weights.last).borrow())
+        seconds = {**known.compile_seconds, **artefacts.compile_seconds}
+        self.artefacts = dataclasses.replace(artefacts, bind=known.bind, compile_seconds=seconds)
+        self._execution = execution
+        self._replacements += 1
+        return before
+
     # Weights and saving.
 
     def named_weights(self) -> dict[str, Tensor]:
@@ -448,7 +499,8 @@ class Program(nn.Module):
         return [*weights, *self._changes.states]
 
     def save(self, path: str | os.PathLike[str], *, weights: bool = True) -> None:
-        """Write the program to one file, which `shapejit.load` reads.
+        """Write the program to one file, which `shapejit.load` reads. Code that is still being
+        built is waited for.
 
         Args:
             path: the file; one that exists is replaced, in one step.
@@ -459,6 +511,7 @@ class Program(nn.Module):
         """
         from shapejit import archive
 
+        self.wait()
         archive.save(self, path, weights=weights)
 
     def train(self, mode: bool = True) -> Program:

@@ -149,6 +149,32 @@ def find_or_compile(
     return FoundProgram(*compile_program(), "built")
 
 
+def find(unit: ProgramUnit) -> FoundProgram | None:
+    """The program of a unit, if the cache has it."""
+    fetched = object_cache().get(unit.key)
+    if fetched is None:
+        return None
+    try:
+        artefacts = _with_origin(decode(fetched.data), fetched.origin)
+        return FoundProgram(artefacts, _weights(unit.program, artefacts), fetched.origin)
+    except ProgramEntryError as error:
+        _LOG.warning("the program's entry %s is not used: %s", unit.key.digest[:16], error)
+        return None
+
+
+def keep(unit: ProgramUnit, artefacts: Artefacts, weights: Sequence[Tensor]) -> None:
+    """Puts a program into the cache, unless it cannot be an entry."""
+    if not _finds(unit.program, artefacts, weights):
+        _LOG.info("the program is not kept: it has constants that the exported program has not")
+        return
+    try:
+        data = encode(artefacts)
+    except ProgramEntryError as error:
+        _LOG.info("the program is not kept: %s", error)
+        return
+    object_cache().get_or_build(unit.key, lambda: data, note=unit.text)
+
+
 class _NotKept(Exception):  # noqa: N818 - no error: it leaves `ObjectCache.get_or_build`
     """A program that was compiled and cannot be an entry."""
 
@@ -215,4 +241,4 @@ def _with_origin(artefacts: Artefacts, origin: str) -> Artefacts:
     return dataclasses.replace(artefacts, kernels=kernels, gpu=gpu, bind=bind)
 
 
-__all__ = ["FoundProgram", "ProgramUnit", "find_or_compile", "program_unit"]
+__all__ = ["FoundProgram", "ProgramUnit", "find", "find_or_compile", "keep", "program_unit"]

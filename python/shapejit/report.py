@@ -71,6 +71,9 @@ class Stats(Report):
         packed_bytes: memory of packed and contiguous copies of weights, on top.
         hoisted_bytes: memory of what was computed from weights alone, on top.
         bind_runs: how often that was computed: once, and again after a weight has changed.
+        replacements: how often code that was built in the background took the place of the code
+            before; see `CompileOptions.background`.
+        is_complete: whether there is none on its way.
         code_bytes: machine code in the memory of the GPU.
         compile_seconds: wall time by stage of the compilation that made the program.
         graphs: of a program under constant graphs, what these are and did; else None.
@@ -89,12 +92,17 @@ class Stats(Report):
     graphs: GraphStats | None = None
     hoisted_bytes: int = 0
     bind_runs: int = 0
+    replacements: int = 0
+    is_complete: bool = True
 
     def tables(self) -> list[Table]:
         counters = _table("Calls", "", "value")
-        counts = ("calls", "compiles", "origin", "distinct_shapes", "input_copies", "bind_runs")
+        counts = ["calls", "compiles", "origin", "distinct_shapes", "input_copies", "bind_runs"]
+        counts += ["replacements"] if self.replacements or not self.is_complete else []
         for name in counts:
             counters.add_row(name.replace("_", " "), str(getattr(self, name)))
+        if not self.is_complete:
+            counters.add_row("code on its way", "yes")
         sizes = ("arena_bytes", "weight_bytes", "packed_bytes", "hoisted_bytes", "code_bytes")
         for name in sizes:
             counters.add_row(name.replace("_bytes", ""), bytes_text(getattr(self, name)))

@@ -83,6 +83,14 @@ def test_a_static_cache_is_updated_in_place() -> None:
     assert explained.arena_bytes < model.keys0.nbytes
 
 
+def test_a_static_cache_is_read_as_far_as_it_is_filled() -> None:
+    """Its mask is a number of keys in memory: no kernel compares keys with positions."""
+    program, _, _ = static()
+    fused = [name for kernel in program.artefacts.kernels for name in kernel.fuses]
+    assert "scaled_dot_product_attention" in fused
+    assert "le" not in fused
+
+
 class WithDynamicCache(nn.Module):
     """Takes the keys and values of past tokens and gives those of all."""
 

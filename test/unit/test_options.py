@@ -34,8 +34,8 @@ def test_unknown_option_names_its_neighbour_and_all_options() -> None:
         CompileOptions().override(max_region=4)
     assert str(raised.value) == (
         'SJ-OPTION-001 "max_region" is not a compile option (did you mean "max_regions"?). '
-        "The options are deterministic, dump_to, float32_precision, free_original, max_regions, "
-        "max_rel_error, opt_level, target_cpu, verify_each, winograd."
+        "The options are background, deterministic, dump_to, float32_precision, free_original, "
+        "max_regions, max_rel_error, opt_level, target_cpu, verify_each, winograd."
     )
 
 

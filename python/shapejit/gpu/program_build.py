@@ -161,6 +161,8 @@ def build_variants(
     arch: str,
     builder: CubinBuilder,
     advance: Callable[[], None],
+    *,
+    urgent: bool = True,
 ) -> BuiltCode:
     """Finds or builds every variant that a module's dispatches name, and notes their interfaces.
 
@@ -173,6 +175,7 @@ def build_variants(
         arch: ``sm_90a``.
         builder: gives the code.
         advance: called whenever another variant is there.
+        urgent: whether they come before builds in the background.
 
     Raises:
         ShapeJitError: there is no assembler (SJ-TARGET-005), or a variant that has no alternative
@@ -181,7 +184,7 @@ def build_variants(
     requests = _requests(module, arch, assembler())
     # Not one after the other: the builder's threads work on all of them.
     futures = [
-        (request, builder.build_async(request.unit, urgent=True))
+        (request, builder.build_async(request.unit, urgent=urgent))
         for each in requests.values()
         for request in each
     ]

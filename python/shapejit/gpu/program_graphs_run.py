@@ -8,6 +8,8 @@ and the native code that runs them (`shapejit.gpu.graph`).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from ctypes import c_int64
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 from shapejit.artefacts import ENTRY_REGION, ENTRY_WORDS, Artefacts
 from shapejit.gpu.device import Device
 from shapejit.gpu.graph import GraphLaunch, GraphProgram, GraphUse, Head
+from shapejit.gpu.launch import Kernel
+from shapejit.gpu.program_graphs import GraphCode
 from shapejit.gpu.program_run import GpuExecution, Streams, code_of
 
 #: Streams that have a block and graphs of a program each.
@@ -26,20 +30,26 @@ class GraphExecution(GpuExecution):
     """A program under constant graphs, one for each region of sizes."""
 
     def __init__(
-        self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+        self,
+        artefacts: Artefacts,
+        gpu: Device,
+        device: torch.device,
+        streams: Streams,
+        zeros: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(artefacts, gpu, device, streams)
+        super().__init__(artefacts, gpu, device, streams, zeros)
         code = code_of(artefacts)
         assert code.graph is not None
-        self._code, self._graph = code, code.graph
-        self._variants = {kernel.name: kernel.variants for kernel in code.kernels}
+        self._graph = code.graph
+        variants = {kernel.name: kernel.variants for kernel in code.kernels}
         self._program = GraphProgram(
             Head.load(self._graph.head_entry, gpu),
             call_words=self._graph.call_words,
             word_count=len(self._graph.words),
             region_of=self._library.lookup(ENTRY_REGION),
             words_of=self._library.lookup(ENTRY_WORDS),
-            launches=self._launches,
+            # Nothing that has this object: it goes as soon as nobody uses it.
+            launches=functools.partial(_launches, code.graph, variants, self.kernels),
             most_instances=_MOST_INSTANCES,
         )
         self._symbols = c_int64 * max(len(artefacts.symbols), 1)
@@ -67,22 +77,33 @@ class GraphExecution(GpuExecution):
         """What the program's constant graphs are and did."""
         return self._program.use()
 
-    def _launches(self, region: int) -> list[GraphLaunch]:
-        """The launches of a region, which the host program gave the number."""
-        found = self._graph.regions[region]
-        return [
-            GraphLaunch(
-                self.kernels[variant],
-                launch.operands,
-                launch.values[self._variants[launch.kernel].index(variant)],
-                self._ctas(variant, units),
-            )
-            for launch, variant, units in zip(
-                self._graph.launches, found.variants, found.units, strict=True
-            )
-        ]
 
-    def _ctas(self, variant: int, units: int) -> int:
-        """CTAs of a launch with so many units of work: more would be of no use."""
-        kernel = self.kernels[variant]
-        return min(units * kernel.interface.cluster, kernel.resident_ctas)
+def _launches(
+    graph: GraphCode,
+    variants: Mapping[str, Sequence[int]],
+    kernels: Sequence[Kernel],
+    region: int,
+) -> list[GraphLaunch]:
+    """The launches of a region.
+
+    Args:
+        graph: of the program.
+        variants: numbers of each kernel's variants, by its name.
+        kernels: the variants.
+        region: the number that the host program gave it.
+    """
+    found = graph.regions[region]
+    return [
+        GraphLaunch(
+            kernels[variant],
+            launch.operands,
+            launch.values[variants[launch.kernel].index(variant)],
+            _ctas(kernels[variant], units),
+        )
+        for launch, variant, units in zip(graph.launches, found.variants, found.units, strict=True)
+    ]
+
+
+def _ctas(kernel: Kernel, units: int) -> int:
+    """CTAs of a launch with so many units of work: more would be of no use."""
+    return min(units * kernel.interface.cluster, kernel.resident_ctas)

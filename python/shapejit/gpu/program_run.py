@@ -94,6 +94,7 @@ class GpuExecution:
         gpu: where it runs.
         device: the same for torch.
         streams: its streams.
+        zeros: what stands for empty tensors, of another execution; None for its own.
 
     Attributes:
         kernels: the program's variants on the device, in the order of the host program's table.
@@ -106,7 +107,12 @@ class GpuExecution:
     alignment = _ALIGNMENT
 
     def __init__(
-        self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+        self,
+        artefacts: Artefacts,
+        gpu: Device,
+        device: torch.device,
+        streams: Streams,
+        zeros: torch.Tensor | None = None,
     ) -> None:
         code = code_of(artefacts)
         self.device = device
@@ -117,19 +123,25 @@ class GpuExecution:
         self._library = host_library(artefacts, gpu.runtime.symbols())
         self.plan = plan_function(self._library)
         self._arenas = StreamArenas(device, _MOST_ARENAS)
-        self._zeros = torch.zeros(_EMPTY_BYTES, dtype=torch.uint8, device=device)
+        if zeros is None:
+            zeros = torch.zeros(_EMPTY_BYTES, dtype=torch.uint8, device=device)
+        self._zeros = zeros
         self.for_empty = self._zeros.data_ptr()
 
     @staticmethod
     def of(
-        artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+        artefacts: Artefacts,
+        gpu: Device,
+        device: torch.device,
+        streams: Streams,
+        zeros: torch.Tensor | None = None,
     ) -> GpuExecution:
         """The execution that a program needs: under constant graphs, or launch by launch."""
         if code_of(artefacts).graph is None:
-            return QueuedExecution(artefacts, gpu, device, streams)
+            return QueuedExecution(artefacts, gpu, device, streams, zeros)
         from shapejit.gpu.program_graphs_run import GraphExecution
 
-        return GraphExecution(artefacts, gpu, device, streams)
+        return GraphExecution(artefacts, gpu, device, streams, zeros)
 
     @staticmethod
     def on(artefacts: Artefacts, device: torch.device | None = None) -> GpuExecution:
@@ -159,6 +171,18 @@ class GpuExecution:
     def beside(self, artefacts: Artefacts) -> GpuExecution:
         """See `Execution`."""
         return GpuExecution.of(artefacts, self._gpu, self.device, self._streams)
+
+    def successor(self, artefacts: Artefacts) -> GpuExecution:
+        """The execution of the same program with other code, made beside calls of this one: nothing
+        is queued in a stream for it, which a capture of the caller's might not allow.
+
+        It has working memory of its own, as long as there are both: calls in one stream may come
+        from several threads, and those of one execution know nothing of the other's.
+
+        Raises:
+            LLVMError, CudaError: the code does not load.
+        """
+        return GpuExecution.of(artefacts, self._gpu, self.device, self._streams, self._zeros)
 
     def release(self) -> None:
         """See `Execution`."""
@@ -207,9 +231,14 @@ class QueuedExecution(GpuExecution):
     """A program whose host program queues the launches one by one."""
 
     def __init__(
-        self, artefacts: Artefacts, gpu: Device, device: torch.device, streams: Streams
+        self,
+        artefacts: Artefacts,
+        gpu: Device,
+        device: torch.device,
+        streams: Streams,
+        zeros: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(artefacts, gpu, device, streams)
+        super().__init__(artefacts, gpu, device, streams, zeros)
         handles = [kernel.handle for kernel in self.kernels]
         self._table = (c_void_p * max(len(handles), 1))(*handles)
         self._run: Callable[..., int] = _RUN(self._library.lookup(ENTRY_RUN))
