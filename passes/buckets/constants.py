@@ -30,7 +30,7 @@ class Constants:
         cluster_launch: more of it for a kernel with clusters.
         tensor_efficiency: sustained share of the tensor cores' peak at full boost clock.
         fill_rate: bytes a nanosecond that one multiprocessor takes into its shared memory.
-        cache_rate: bytes a nanosecond from the second-level cache, all multiprocessors together.
+        cache_rate: bytes a nanosecond into and from the second-level cache, all together.
         memory_rate: bytes a nanosecond from and to device memory, all multiprocessors together.
         latency: from asking for a stage to having it in shared memory, under load.
         step: of a consumer for each stage beside its multiplications.
@@ -38,6 +38,8 @@ class Constants:
         epilogue_rate: bytes a nanosecond of one multiprocessor to pack and store a tile.
         split: of the reduction over a cluster that shares K, for its synchronisation.
         split_rate: bytes a nanosecond of partial sums through distributed shared memory.
+        crowding: how much longer filling takes where clusters that share K read the same rows of
+            the weights at once, as there are several tiles along the result's rows.
         stream: of a fragment of a tile that a streaming kernel hands over, for its flag.
         stream_rate: bytes a nanosecond of partial sums through the second-level cache.
         interference: the same of multiplying and filling, which share the ports of shared memory.
@@ -49,7 +51,7 @@ class Constants:
     cluster_launch: float = 0.25
     tensor_efficiency: float = 0.75
     fill_rate: float = 160.0
-    cache_rate: float = 45000.0
+    cache_rate: float = 18000.0
     memory_rate: float = 4300.0
     latency: float = 0.9
     step: float = 0.01
@@ -57,6 +59,7 @@ class Constants:
     epilogue_rate: float = 90.0
     split: float = 0.45
     split_rate: float = 25.0
+    crowding: float = 1.3
     stream: float = 8.0
     stream_rate: float = 90.0
     leak: float = 0.15

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Fits the constants of the cost model to measurements.
 
-``python -m shapejit.passes.buckets.fit measurements.json`` prints how good the constants on record
-are; with ``--write`` it replaces them by the fitted ones and keeps the report beside them. Every
-second shape, in order of (n, k, batch, m), is fitted; the others are held out.
+``python -m shapejit.passes.buckets.fit run.json later.json`` prints how good the constants on
+record are; with ``--write`` it replaces them by the fitted ones and keeps the report beside them.
+Only candidates count. Every second shape, in order of (n, k, batch, m), is fitted; the others are
+held out.
 
 What is minimised, over the logarithms of the constants, is the mean squared error of the logarithm
 of time, where candidates that nobody would choose count little, plus a pull towards the starting
@@ -30,6 +31,7 @@ from shapejit.passes.buckets.measurements import Measurements, read
 from shapejit.passes.buckets.model import CostModel
 from shapejit.passes.buckets.problem import Array
 from shapejit.passes.buckets.quality import Quality, assess
+from shapejit.passes.nvgpu.schedule import CANDIDATES
 
 # Candidates whose predictions differ by less than this are a coin toss.
 _UNSURE = 0.02
@@ -153,12 +155,14 @@ def quality(device: Device, measured: Measurements, constants: Constants) -> Qua
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m shapejit.passes.buckets.fit")
-    parser.add_argument("measurements", type=Path, help="JSON file of measured times")
+    parser.add_argument(
+        "measurements", type=Path, nargs="+", help="JSON files of measured times, the latest last"
+    )
     parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
     parser.add_argument("--write", action="store_true", help="replace the constants on record")
     options = parser.parse_args(arguments)
     device = next(d for d in DEVICES if d.name == options.device)
-    measured = read(options.measurements)
+    measured = read(*options.measurements).of(CANDIDATES)
     fitted, held_out = measured.part(0, 2), measured.part(1, 2)
     try:
         recorded = kept.constants_of(device.name)
@@ -167,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"on record: nothing that this model takes: {error}")
     constants = Fit(device, fitted, Constants()).run()
     report = {
-        "source": options.measurements.name,
+        "sources": [path.name for path in options.measurements],
         "fitted": quality(device, fitted, constants),
         "held_out": quality(device, held_out, constants),
     }

@@ -225,11 +225,13 @@ class CostModel:
         tiles = np.ceil(clusters / s.resident)
         work, handed_over = self._work(clusters, tiles, steps)
         tensor, latency = work * s.step_of(tiles), self._latency(tiles, work)
-        at_once = np.minimum(clusters, s.resident)
-        fill = work * (s.fill_step + at_once * s.cache_step)
+        crowding = np.where((s.split > 1) & (column_tiles > 1), c.crowding, 1.0)
+        fill = work * s.fill_step * crowding
+        moved = self._bytes(m, n, k, batch, row_tiles, column_tiles)
+        memory = moved / (1e3 * c.memory_rate)
+        cache = (clusters * steps * s.asked * crowding + moved) / (1e3 * c.cache_rate)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
-        memory = self._bytes(m, n, k, batch, row_tiles, column_tiles) / (1e3 * c.memory_rate)
-        overlapped = _together(busy, memory, c.leak)
+        overlapped = _together(_together(busy, cache, c.interference), memory, c.leak)
         # Of two consumers that take turns, one multiplies while the other stores.
         hidden = np.where(s.turns, busy / np.maximum(tiles, 1), 0.0)
         exposed = np.where(s.turns, np.maximum(s.epilogue - hidden, 0.0) / 2, s.epilogue)
@@ -237,6 +239,7 @@ class CostModel:
         epilogue = s.epilogue + more * exposed + handed_over
         launch = np.broadcast_to(s.launch, overlapped.shape)
         time = launch + overlapped + epilogue
+        fill = np.maximum(fill, cache)
         return Parts(*(part.T for part in (launch, memory, tensor, fill, latency, epilogue, time)))
 
     def _work(self, clusters: Array, tiles: Array, steps: Array) -> tuple[Array, Array]:
@@ -343,7 +346,8 @@ class _Columns:
         loaded = column([loaded_bytes(s, traits) for s in schedules])
         self.fill_step = loaded / (1e3 * c.fill_rate) * factor
         cluster = column([s.cluster for s in schedules])
-        self.cache_step = cluster * loaded / (1e3 * c.cache_rate) * factor
+        # What all CTAs of a cluster ask for, for a stage of K.
+        self.asked = cluster * loaded / self.split
         stored = rows * columns * (traits.result_bytes + traits.extra_bytes)
         self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
         partial = rows * columns * 4.0 * traits.weights

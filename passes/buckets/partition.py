@@ -20,7 +20,7 @@ import numpy as np
 from shapejit.passes.buckets.problem import Array
 
 # One more variant costs a build: it has to save at least this share of the expected time.
-_MIN_GAIN = 5e-4
+_MIN_GAIN = 2e-4
 # Boxes of a partition with several axes; beyond this a table is no longer read at a glance.
 _MAX_BOXES = 64
 

@@ -85,6 +85,27 @@ def test_records_become_arrays() -> None:
         of_records([])
 
 
+def test_a_later_run_counts_by_what_cublas_took_beside(tmp_path: Path) -> None:
+    def file(name: str, cublas: float, times: dict[int, float]) -> Path:
+        sizes = {"m": 2, "n": 8, "k": 8, "batch": 1, "dtype": "bf16"}
+        records = [{**sizes, "provider": "cublas", "schedule": None, "burst_us": cublas}]
+        records += [
+            {**sizes, "provider": "nvgpu", "schedule": str(CANDIDATES[i]), "burst_us": time}
+            for i, time in times.items()
+        ]
+        path = tmp_path / name
+        path.write_text(json.dumps(records))
+        return path
+
+    first, later = file("first", 10.0, {0: 8.0, 1: 9.0}), file("later", 11.0, {1: 8.8, 2: 22.0})
+    measured = read(first, later)
+    times = dict(zip(map(str, measured.schedules), measured.times[0], strict=True))
+    expected = {str(CANDIDATES[i]): time for i, time in ((0, 8.0), (1, 8.0), (2, 20.0))}
+    assert times == pytest.approx(expected)
+    assert read(later).of(CANDIDATES[1:2]).times.tolist() == [[pytest.approx(8.8)]]
+    assert not read(later).of(CANDIDATES[:1]).shapes
+
+
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.randoms())
 def test_rank_correlation(values: list[int], random: Random) -> None:
     first = np.array(values, dtype=np.float64)
@@ -123,7 +144,7 @@ def test_the_command_writes_what_it_reports(
     assert fit.main([str(file), "--write"]) == 0
     assert "held_out: " in capsys.readouterr().out
     record = json.loads(kept.data_file("h200").read_text())
-    assert record["fit"]["source"] == "measured.json"
+    assert record["fit"]["sources"] == ["measured.json"]
     constants = Constants.of_record(record["constants"])
     held_out = fit.quality(H200, read(file).part(1, 2), constants)
     assert record["fit"]["held_out"] == held_out.record()
@@ -132,7 +153,7 @@ def test_the_command_writes_what_it_reports(
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 def test_constants_on_record_are_as_good_as_they_say(device: Device) -> None:
     record = json.loads(kept.data_file(device.name).read_text())
-    measured = read(RESULTS / record["fit"]["source"])
+    measured = read(*(RESULTS / name for name in record["fit"]["sources"])).of(CANDIDATES)
     constants = Constants.of_record(record["constants"])
     for name, start in (("fitted", 0), ("held_out", 1)):
         found = fit.quality(device, measured.part(start, 2), constants).record()
@@ -145,7 +166,7 @@ def test_the_page_names_all_constants_and_the_error_on_record() -> None:
         assert f"`{name}`" in page, name
     for device in DEVICES:
         report = json.loads(kept.data_file(device.name).read_text())["fit"]
-        assert report["source"] in page
+        assert all(name in page for name in report["sources"])
         for part in ("fitted", "held_out"):
             values = {k: math.nan if v is None else v for k, v in report[part].items()}
             assert str(Quality(**values)) in page, part

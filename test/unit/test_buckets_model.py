@@ -80,7 +80,10 @@ def reference(
         work = waves * steps + math.ceil(left / sharers)
         handed_over = c.stream + math.ceil(sharers / rest) * partial / (c.stream_rate * 1000)
     latency = work / min(tiles, rings) * c.latency / schedule.stages
-    fill_step *= 1 + min(clusters, slots) * schedule.cluster * c.fill_rate / c.cache_rate
+    asked = clusters * steps * schedule.cluster / schedule.split * loaded_bytes(schedule, traits)
+    if schedule.split > 1 and column_tiles > 1:
+        fill_step *= c.crowding
+        asked *= c.crowding
     busy = max(together(work * tensor_step, work * fill_step, c.interference), latency)
     busy += work * c.step
 
@@ -98,6 +101,7 @@ def reference(
     moved += rhs * (1 if rhs <= kept else max(rhs_reads, 1))
     moved += batch * m * n * (traits.result_bytes + traits.extra_bytes)
     memory = moved / (c.memory_rate * 1000)
+    busy = together(busy, (asked + moved) / (c.cache_rate * 1000), c.interference)
 
     stored = schedule.rows * schedule.columns * (traits.result_bytes + traits.extra_bytes)
     epilogue = c.epilogue + stored / (c.epilogue_rate * 1000)
@@ -227,6 +231,11 @@ def test_what_fits_can_be_lowered(lhs: str, rhs: str) -> None:
             else:
                 with pytest.raises(LoweringError, match="bytes of shared memory"):
                     lower_variant(kernel, schedule, HOPPER)
+
+
+def test_something_must_be_compared() -> None:
+    with pytest.raises(ValueError, match="of no schedules"):
+        CostModel(H200, ())
 
 
 def test_resident_clusters() -> None:

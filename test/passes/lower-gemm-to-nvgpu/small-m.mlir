@@ -53,12 +53,11 @@
 // SPLIT: nvvm.cluster.wait
 // SPLIT: nvvm.wgmma.wait.group.sync.aligned 0
 // SPLIT: nvgpu.mbarrier.try_wait.parity %[[FREE]]
-// SPLIT: llvm.store %{{.*}} : vector<4xf32>, !llvm.ptr<3>
-// SPLIT: nvvm.fence.proxy {kind = #nvvm.proxy_kind<async.shared>
 // SPLIT: nvgpu.mbarrier.arrive.expect_tx %[[RECEIVED]][%{{.*}}], %c2048
-// SPLIT: nvvm.mapa
-// SPLIT: nvvm.cp.async.bulk.shared.cluster.shared.cta
-// SPLIT: nvgpu.mbarrier.try_wait.parity %[[RECEIVED]]
+// SPLIT: mapa.shared::cluster.u32
+// SPLIT: st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32
+// SPLIT: builtin.unrealized_conversion_cast %[[RECEIVED]]
+// SPLIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64
 // SPLIT: arith.addf
 // SPLIT: nvvm.mbarrier.arrive
 // SPLIT: nvgpu.tma.async.store
