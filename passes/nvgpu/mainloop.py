@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shapejit.passes.nvgpu.builder import Num, Value, add, loop, mul
+from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.operands import StagedOperand, tile_layout
 from shapejit.passes.nvgpu.problem import GemmProblem, Matrix, lhs_matrix, weight_matrix
@@ -27,6 +28,18 @@ from shapejit.passes.nvgpu.wgmma import (
 )
 
 _LINE_BYTES = 128
+# A stage is released when the products of the next one are under way.
+_LEAST_STAGES = 2
+
+
+def check_stages(schedule: GemmSchedule) -> None:
+    """Checks that the ring is long enough: with one stage a kernel would wait forever.
+
+    Raises:
+        LoweringError: it is not.
+    """
+    if schedule.stages < _LEAST_STAGES:
+        raise LoweringError(f"has the schedule {schedule}; its ring needs {_LEAST_STAGES} stages")
 
 
 def sides_of(

@@ -50,7 +50,7 @@ from shapejit.passes.nvgpu.epilogue import Epilogue, TileEpilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
-from shapejit.passes.nvgpu.mainloop import ALONE, Operands, Products, Sharing
+from shapejit.passes.nvgpu.mainloop import ALONE, Operands, Products, Sharing, check_stages
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
@@ -100,6 +100,7 @@ class _Kernel:
 
     def _check(self) -> None:
         schedule = self._schedule
+        check_stages(schedule)
         if schedule.consumers not in _REGISTERS:
             raise LoweringError(f"has {schedule.consumers} consumers; there are 1 to 3")
         if self._blocks < 1 or schedule.rows % (ROWS * self._together):

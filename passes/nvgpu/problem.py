@@ -29,6 +29,19 @@ _MAX_MAP_RANK = 5
 _MAX_BOX = 256
 
 
+def check_box(box: Sequence[int]) -> None:
+    """Checks that TMA can load a box of so many elements along each dim.
+
+    Raises:
+        LoweringError: it cannot.
+    """
+    if (longest := max(box)) > _MAX_BOX:
+        raise LoweringError(
+            f"has tiles that are {longest} long; TMA loads up to {_MAX_BOX} at once. Use a "
+            "schedule of smaller tiles"
+        )
+
+
 def is_half(type_: Type) -> bool:
     """Whether a type is bf16 or f16."""
     return isinstance(type_, (ir.F16Type, ir.BF16Type))
@@ -283,9 +296,12 @@ class Matrix:
 
         A start other than 0 becomes part of the coordinate along the contiguous dim (see
         `coordinates`), so that the address of the operand itself stays the base, aligned.
+
+        Raises:
+            LoweringError: TMA does not load as much at once.
         """
         sizes = (self.sizes[0] + self.access.start, *self.sizes[1:])
-        assert max(box) <= _MAX_BOX
+        check_box(box)
         return TensorMap(
             operand=self.access.operand,
             element=map_element(self.access.element),

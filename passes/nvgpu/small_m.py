@@ -64,7 +64,7 @@ from shapejit.passes.nvgpu.epilogue import Epilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
-from shapejit.passes.nvgpu.mainloop import Operands, Products, Sharing, stage_bytes
+from shapejit.passes.nvgpu.mainloop import Operands, Products, Sharing, check_stages, stage_bytes
 from shapejit.passes.nvgpu.occupancy import bytes_for_each, ctas_that_fit
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -97,6 +97,7 @@ def emit(request: GemmRequest) -> KernelInterface:
 
 
 def _check(schedule: GemmSchedule) -> None:
+    check_stages(schedule)
     if schedule.rows != ROWS * schedule.consumers:
         raise LoweringError(
             f"has the schedule {schedule}; a small_m tile has {ROWS} rows a warpgroup"

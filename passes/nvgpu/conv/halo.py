@@ -51,6 +51,7 @@ from shapejit.passes.nvgpu.epilogue import TileEpilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
+from shapejit.passes.nvgpu.mainloop import check_stages
 from shapejit.passes.nvgpu.operands import StagedOperand, tile_layout
 from shapejit.passes.nvgpu.problem import weight_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -108,6 +109,7 @@ class _Kernel:
 
     def _check(self) -> None:
         schedule, window = self._schedule, self._problem.window
+        check_stages(schedule)
         if schedule.consumers not in _REGISTERS:
             raise LoweringError(f"has {schedule.consumers} consumers; there are 1 to 3")
         if self._blocks < 1 or schedule.rows % (ROWS * self._together):

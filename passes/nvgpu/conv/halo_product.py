@@ -20,7 +20,7 @@ from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.conv.product import ConvMatrix, ConvProduct, image_dims, image_strides
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.problem import Matrix, element_name
+from shapejit.passes.nvgpu.problem import Matrix, check_box, element_name
 from shapejit.symbolic import product
 from shapejit.symbolic.expr import ONE
 
@@ -81,6 +81,7 @@ class HaloMatrix(ConvMatrix):
 
     def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> TensorMap:
         sizes, strides = image_dims(self.product.conv)
+        check_box(box)
         return TensorMap(
             operand=self.access.operand,
             element=element_name(self.access.element),

@@ -27,7 +27,7 @@ from shapejit.passes.nvgpu.builder import Num, add, compare, mul, select, sub, u
 from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.problem import Access, GemmProblem, Matrix, map_element
+from shapejit.passes.nvgpu.problem import Access, GemmProblem, Matrix, check_box, map_element
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, Ranges, delinearize, product
 from shapejit.symbolic.expr import ONE, ZERO
@@ -298,6 +298,7 @@ class FilterMatrix(ConvMatrix):
         return [channel, filter_, *reversed(self._taps(function, tap))]
 
     def record(self, function: KernelFunction, box: Sequence[int], swizzle: int) -> TensorMap:
+        check_box(box)
         number = function.value_number
         return TensorMap(
             operand=self.access.operand,
