@@ -34,9 +34,8 @@ from shapejit.symbolic import Expr
 STEP_FACTOR: Final = 0.88
 IM2COL_FACTOR: Final = 1.08
 
-# Numbers of pixels that count as about the same, and images that a mean is of at least.
-_ABOUT = 0.02
-_LEAST_IMAGES = 8
+# A mean is of so many images with about the same number of pixels, or of this part of all.
+_LEAST_IMAGES, _PART = 8, 256
 # Of a kernel that nothing launches: square images of these sizes.
 _ANY_SIZES = (7, 14, 28, 45, 56, 64, 112, 224)
 
@@ -75,7 +74,8 @@ class ImageShapes:
         return ImageShapes(*(each[there][order].astype(np.float64) for each in every))
 
     def covered(self, lines: int, pixels: Any) -> Any:
-        """Pixels of all tiles over those of the result.
+        """Pixels of all tiles over those of the result: the geometric mean, as the choice weighs
+        logarithms of times.
 
         Args:
             lines: rows of pixels of a tile.
@@ -83,14 +83,15 @@ class ImageShapes:
         """
         high = np.ceil(self.heights / lines) * lines / self.heights
         wide = np.ceil(self.widths / WIDTH) * WIDTH / self.widths
-        sums = np.concatenate([[0.0], np.cumsum(high * wide)])
-        first = np.searchsorted(self.pixels, pixels * (1 - _ABOUT))
-        last = np.searchsorted(self.pixels, pixels * (1 + _ABOUT), side="right")
-        lacking = np.maximum(_LEAST_IMAGES - (last - first), 0)
-        first = np.maximum(first - lacking // 2, 0)
-        last = np.minimum(np.maximum(last, first + _LEAST_IMAGES), len(self.pixels))
-        first = np.minimum(first, np.maximum(last - _LEAST_IMAGES, 0))
-        return (sums[last] - sums[first]) / (last - first)
+        sums = np.concatenate([[0.0], np.cumsum(np.log(high * wide))])
+        every = len(self.pixels)
+        count = min(max(_LEAST_IMAGES, every // _PART), every)
+        # Around the place of a number, or of all that have just that number.
+        before = np.searchsorted(self.pixels, pixels)
+        after = np.searchsorted(self.pixels, pixels, side="right")
+        first = np.clip(before - np.maximum(count - (after - before), 0) // 2, 0, every - count)
+        last = np.maximum(after, first + count)
+        return np.exp((sums[last] - sums[first]) / (last - first))
 
 
 @dataclass(frozen=True)

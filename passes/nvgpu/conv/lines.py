@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapejit.gpu.interface import Grid
-from shapejit.passes.nvgpu.builder import Num, ceildiv, compare, mul, select, sub, udiv
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    ceildiv,
+    compare,
+    mul,
+    select,
+    sub,
+    udiv,
+    umax,
+)
 from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.conv.product import ConvProduct
 from shapejit.passes.nvgpu.function import KernelFunction
@@ -111,7 +120,7 @@ class LineTiles:
         problem, (high, wide, filters) = self.problem, self.extents
         places: list[Num] = []
         for extent in (filters, wide, high):
-            rest = udiv(tile, extent)
+            rest = udiv(tile, umax(extent, 1))  # there may be none, and a tile that is not used
             places.append(sub(tile, mul(rest, extent)))
             tile = rest
         found = {
@@ -122,7 +131,7 @@ class LineTiles:
         }
         if not problem.grouped:
             return {**found, problem.image: tile}
-        group = udiv(tile, self.images)
+        group = udiv(tile, umax(self.images, 1))
         return {**found, problem.image: sub(tile, mul(group, self.images)), 0: group}
 
     def grid(self, function: KernelFunction, ctas_per_sm: int) -> Grid:
