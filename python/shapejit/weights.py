@@ -8,7 +8,7 @@ part, and read, packed and joined like a weight. Every call compares each weight
 version counter of those that are copied or computed with, with what was seen before; after an
 in-place update (``load_state_dict``, ``weight.copy_``) the copies and the hoisted tensors are made
 again. A tensor created in inference mode has no version counter: of such a weight only a new
-address is noticed.
+address is noticed, and what the program's own ``load_state_dict`` writes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _LOG = logs.logger("runtime")
 
 Stamp = tuple[int, int]
+
+# An address at which no weight is.
+_NOWHERE = 1
 
 # Whether tensors lie at these addresses, at once for all of them: builds of torch for CUDA have it,
 # for the inputs of torch's own graphs.
@@ -200,6 +203,8 @@ class Weights:
         else:
             with torch.no_grad():
                 self.tensors[index].copy_(value)
+            if self.tensors[index].is_inference():
+                self._note_written(self.tensors[index])
 
     def requires_grad(self) -> str | None:
         """Name of a weight that requires grad, or None."""
@@ -237,11 +242,14 @@ class Weights:
         changed = {n for n, stamp in enumerate(stamps) if stamp != self._stamps[n]}
         count = len(changed)  # hoisted tensors that are computed again come to them
         start = time.perf_counter()
-        self._buffers = self._make_buffers(changed)
-        if self._device.type == "cuda" and (len(changed) > count or self._copies_of(changed)):
+        buffers = self._make_buffers(changed)
+        copied = len(changed) > count or self._copies_of(changed, buffers)
+        if self._device.type == "cuda" and copied:
             # Calls in other streams read the copies, too. A capture, which cannot wait, fails here
             # instead of reading copies that are made when it is replayed.
             torch.cuda.current_stream(self._device).synchronize()
+        # Not before: a call in another stream that had these would think that they are written.
+        self._buffers = buffers
         _LOG.info(
             "%d weights are new or changed, %d copies made in %.3f s",
             count,
@@ -251,9 +259,18 @@ class Weights:
         self._stamps = stamps
         self._watch()
 
-    def _copies_of(self, changed: set[int]) -> bool:
+    def _note_written(self, tensor: Tensor) -> None:
+        """Lets the next call see that a weight without a version counter was written."""
+        memory = tensor.untyped_storage().data_ptr()
+        with self._lock:
+            for index in self._live():
+                if self.tensors[index].untyped_storage().data_ptr() == memory:
+                    self._stamps[index] = None
+            self._seen = _Seen([tensor], [_NOWHERE], [], [])
+
+    def _copies_of(self, changed: set[int], buffers: Buffers) -> bool:
         """Whether there are copies of some of these weights or hoisted tensors."""
-        in_place = enumerate(self._buffers.in_place)
+        in_place = enumerate(buffers.in_place)
         return any(
             index in changed and self._is_copy(index, tensor) for index, tensor in in_place
         ) or not all(changed.isdisjoint(sources(pack)) for pack in self.packs)

@@ -160,6 +160,7 @@ STAGES = (
     "shapejit-canonicalize-shapes,canonicalize,cse",
     "shapejit-fold-views,canonicalize,cse",
     "shapejit-inline-pointwise,canonicalize,cse",
+    "shapejit-hoist-weights",
     "shapejit-pack-weights{panel=8},canonicalize,cse",
     "shapejit-form-kernels",
 )

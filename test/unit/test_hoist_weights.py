@@ -7,6 +7,8 @@ from __future__ import annotations
 import copy
 import math
 import re
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -354,6 +356,35 @@ def test_what_is_hoisted_and_what_stays() -> None:
     assert report.to_dict()["hoisted"][0]["weights"]
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norms(affine: bool) -> None:
+    """Two vectors a layer are left of four; they follow the statistics."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16, affine=affine),
+        nn.ReLU(),
+        nn.Conv2d(16, 4, 1),
+    )
+    norm = model[1]
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.1, 4)
+    program = compiled(model)
+    check(program, model, [(1, 8, 3, 3), (2, 8, 9, 12)])
+    names = ["running_mean", "running_var", "weight", "bias"][: 4 if affine else 2]
+    known = {f"1.{name}" for name in names}
+    assert [(h.shape, h.dtype) for h in program.artefacts.hoisted] == [((16,), "float32")] * 2
+    used = {name for _, weights in weights_of(program) for name in weights}
+    assert used == known
+    # Two of them change the order of dims.
+    kinds = Counter(kernel.kind for kernel in program.artefacts.kernels)
+    assert kinds == {"loop": 2, "conv": 1, "gemm": 1}
+    norm.running_var.mul_(3)
+    norm.running_mean.add_(1)
+    check(program, model, [(2, 8, 9, 12)])
+    assert program.stats().bind_runs == 2
+
+
 def test_weights_made_in_inference_mode(model: Scaled) -> None:
     """They have no versions: only a new address is noticed."""
     with torch.inference_mode():
@@ -363,7 +394,12 @@ def test_weights_made_in_inference_mode(model: Scaled) -> None:
         check(program, model, IMAGES[:3])
         mine.scale = nn.Parameter(mine.scale * 2, requires_grad=False)
         check(program, model, IMAGES[:1])  # another tensor than the program's
-    assert program.stats().bind_runs == 1
+        assert program.stats().bind_runs == 1
+        other = Scaled()
+        program.load_state_dict(other.state_dict())  # which the program itself writes
+    for _ in range(2):
+        check(program, other, IMAGES[:2])
+    assert program.stats().bind_runs == 2
 
 
 class Doubled(BindProgram):
@@ -423,6 +459,48 @@ def test_copies_of_hoisted_tensors(monkeypatch: pytest.MonkeyPatch, stay: bool) 
     tensors[0].add_(1)
     check_copies(3)
     assert any(tensor is weights.current().hoisted[1] for tensor in weights.copies())
+
+
+def test_a_gpu_is_waited_for_before_calls_get_new_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call in another stream must not take what is not written yet for what is."""
+    waited: list[bool] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append(weights.last is before)
+
+    tensor = torch.randn(3, 6)
+    bind = Doubled((True, True))
+    bind.weights = (0,)
+    weights = Weights(
+        [WeightSpec("w", "float32", (3, 6))], [], [tensor], torch.device("cpu"), bind=bind
+    )
+    before = weights.last
+    monkeypatch.setattr(weights, "_device", torch.device("cuda", 0))
+    monkeypatch.setattr(Weights, "_check", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream())
+    assert weights.current() is before
+    tensor.add_(1)
+    assert weights.current() is not before
+    assert waited == [True]
+
+
+def test_another_process(model: Scaled, tmp_path: Path) -> None:
+    """A saved program computes its hoisted tensors where it is loaded."""
+    path, values = tmp_path / "scaled.sj", tmp_path / "values.pt"
+    compiled(model).save(path)
+    x = torch.randn(2, 8, 5, 7)
+    torch.save((x, model(x)), values)
+    script = f"""
+import sys, torch, shapejit
+x, expected = torch.load({str(values)!r})
+program = shapejit.load({str(path)!r})
+torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
+assert program.stats().bind_runs == 1
+assert "torch_mlir" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_too_little_memory(model: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:

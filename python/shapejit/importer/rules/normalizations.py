@@ -260,20 +260,43 @@ def _group_affine(
     eps: float,
 ) -> list[Tensor]:
     """What each channel is multiplied by and what is then added, over [n, groups, channels]."""
-    ops, inner = ctx.ops, average.dtype
     channel = (Expr.dim(1) * shape[2] + Expr.dim(2),)
-    reads = [row_read(3, [2], average), row_read(3, [2], spread)]
+    statistics = [row_read(3, [2], average), row_read(3, [2], spread)]
+    return _affine(ctx, shape, statistics, channel, weight, bias, eps, average.dtype)
+
+
+def _affine(
+    ctx: Context,
+    shape: Sequence[Expr],
+    statistics: Sequence[Read],
+    channel: tuple[Expr, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    inner: torch.dtype,
+) -> list[Tensor]:
+    """What a value is multiplied by and what is then added to normalize it, over `shape`.
+
+    Args:
+        shape: what mean and variance, and the channels, are numbered by.
+        statistics: mean and variance.
+        channel: where weight and bias are read.
+        weight, bias, eps: of the layer.
+        inner: the dtype of the computation.
+    """
+    ops = ctx.ops
+    reads = [*statistics]
     reads += [Read(parameter, channel) for parameter in (weight, bias) if parameter is not None]
 
     def body(m: Scalar, v: Scalar, *affine: Scalar) -> list[Scalar]:
-        factors = [ops.cast(a, inner) for a in affine]
+        m, v, *factors = (ops.cast(value, inner) for value in (m, v, *affine))
         factor = ops.math("math.rsqrt", ops.add(v, ops.const(eps, inner)))
         if weight is not None:
             factor = ops.mul(factor, factors[0])
         offset = ops.neg(ops.mul(m, factor))
         return [factor, offset if bias is None else ops.add(factors[-1], offset)]
 
-    return ctx.builder.loop(shape, reads, body, [Write(inner, (0, 1, 2))] * 2)
+    return ctx.builder.loop(shape, reads, body, [Write(inner, tuple(range(len(shape))))] * 2)
 
 
 @rule("aten.group_norm")
@@ -312,20 +335,21 @@ def _instance_norm(
 def _channel_norm(
     ctx: Context, x: Tensor, weight: Any, bias: Any, average: Tensor, spread: Tensor, eps: float
 ) -> Tensor:
-    """Normalization by stored statistics of each channel."""
+    """Normalization by stored statistics of each channel.
+
+    A factor and an offset a channel, as torch computes it on a CPU: they depend on weights alone,
+    so that they are there when calls begin (`shapejit-hoist-weights`).
+    """
     ops, inner = ctx.ops, dtypes.compute_dtype(x.dtype)
-    channel = (Expr.dim(1),)
-    parameters = [p for p in (average, spread, weight, bias) if p is not None]
+    channel = (Expr.dim(0),)
+    statistics = [Read(average, channel), Read(spread, channel)]
+    shape = average.shape
+    affine = _affine(ctx, shape, statistics, channel, weight, bias, eps, inner)
 
-    def body(s: Scalar, m: Scalar, v: Scalar, *affine: Scalar) -> list[Scalar]:
-        s, m, v, *factors = (ops.cast(value, inner) for value in (s, m, v, *affine))
-        scale = ops.math("math.rsqrt", ops.add(v, ops.const(eps, inner)))
-        result = ops.mul(ops.sub(s, m), scale)
-        if weight is not None:
-            result = ops.mul(result, factors[0])
-        return [result if bias is None else ops.add(result, factors[-1])]
+    def body(s: Scalar, factor: Scalar, offset: Scalar) -> list[Scalar]:
+        return [ops.add(ops.mul(ops.cast(s, inner), factor), offset)]
 
-    reads = [_whole(x), *(Read(p, channel) for p in parameters)]
+    reads = [_whole(x), *(Read(each, (Expr.dim(1),)) for each in affine)]
     return ctx.builder.loop(x.shape, reads, body, [Write(x.dtype, tuple(range(x.rank)))])[0]
 
 
