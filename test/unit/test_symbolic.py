@@ -453,6 +453,29 @@ def test_ranges_answer_many_queries() -> None:
     assert ranges.is_nonnegative(3 - D[0])
 
 
+def test_proofs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an expression whose divisions can be eliminated in thousands of orders.
+
+    These are places of two feature maps, one behind the other, of a picture of any size.
+    """
+    places = (S[1] + 3) // 4 * ((S[2] + 3) // 4) + (S[1] + 7) // 8 * ((S[2] + 7) // 8)
+    ranges = Ranges({0: (1, 8), 1: (1, 512), 2: (1, 512)}, [S[0] * places])
+    looked_at = 0
+    least = Ranges._least
+
+    def counted(self: Ranges, expr: Expr) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        assert looked_at < 200_000, "the search does not end"
+        return least(self, expr)
+
+    monkeypatch.setattr(Ranges, "_least", counted)
+    image = D[0] // places
+    assert ranges.simplify(image) == image
+    assert ranges.is_nonnegative(image)
+    assert ranges.is_nonnegative(D[0] - image * places)
+
+
 # Reshapes -----------------------------------------------------------------------------------------
 
 

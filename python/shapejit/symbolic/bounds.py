@@ -39,6 +39,8 @@ _Interval: TypeAlias = tuple[_Number, _Number]
 
 # A proof that eliminates more variables than this one after the other is given up.
 _MAX_DEPTH: Final = 12
+# Expressions that a proof looks at, before it is given up: a few have thousands of ways to go.
+_MOST_WORK: Final = 4000
 # Numbers of the dims that stand for remainders within a proof; above any dim of a map.
 _FIRST_PROXY: Final = 1 << 32
 
@@ -63,9 +65,11 @@ class Ranges:
         self._counterexamples = Counterexamples(self._symbols, self._dim_sizes)
         self._refuted: dict[Expr, bool] = {}
         self._lower: dict[Expr, _Number] = {}
+        self._cut_off: dict[Expr, tuple[int, _Number]] = {}
         self._simplified: dict[Expr, Expr] = {}
         self._proxies: dict[Atom, Atom] = {}
         self._depth = 0
+        self._work = 0
         self._given_up = 0
 
     # Queries --------------------------------------------------------------------------------------
@@ -173,9 +177,15 @@ class Ranges:
         known = self._lower.get(expr)
         if known is not None:
             return known
-        if self._depth >= _MAX_DEPTH:
+        self._work = self._work + 1 if self._depth else 0
+        if self._depth >= _MAX_DEPTH or self._work > _MOST_WORK:
             self._given_up += 1
             return -_INFINITY
+        # What was cut off with as much depth left would be cut off again, after as long a search.
+        depth, cut_off = self._cut_off.get(expr, (_MAX_DEPTH, -_INFINITY))
+        if depth <= self._depth:
+            self._given_up += 1
+            return cut_off
         given_up = self._given_up
         self._depth += 1
         polynomial = self._without_remainders(expr)
@@ -186,7 +196,9 @@ class Ranges:
         )
         self._depth -= 1
         if self._depth == 0 or given_up == self._given_up:
-            self._lower[expr] = least  # else more depth may give more
+            self._lower[expr] = least
+        elif self._work <= _MOST_WORK:  # more depth may give more
+            self._cut_off[expr] = self._depth, least
         return least
 
     def _without_remainders(self, expr: Expr) -> Expr:
@@ -271,7 +283,7 @@ class Ranges:
         becomes `s0 - 1`, not because of any number.
         """
         # Divisions first: their operands hold dims. Dims next: their sizes hold symbols.
-        for atom in sorted(expr.atoms(), key=lambda atom: atom.kind, reverse=True):
+        for atom in sorted(expr.atoms(), key=lambda atom: (atom.kind, atom.key), reverse=True):
             parts = expr.coefficients(atom)
             if len(parts) != 2 or _mentions(parts[1], atom) or _mentions(parts[0], atom):
                 continue
