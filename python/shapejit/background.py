@@ -18,6 +18,7 @@ A build that fails leaves the program as it is, with one warning.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import time
@@ -126,6 +127,9 @@ def _outlive_calls(execution: Execution) -> None:
 def _thread() -> ThreadPoolExecutor:
     """The thread that completes programs, one after the other."""
     return ThreadPoolExecutor(1, thread_name_prefix="shapejit-complete")
+
+
+os.register_at_fork(after_in_child=_thread.cache_clear)  # a child does not have the thread
 
 
 __all__ = ["Completion", "complete"]

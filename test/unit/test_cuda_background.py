@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -253,6 +254,18 @@ def compiled(
     program = api._compile(*arguments, torch.device("cuda"))
     monkeypatch.undo()
     return program, taken
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    assert background._thread().submit(int).result() == 0
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = background._thread().submit(int).result(timeout=10)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_compile_in_the_background(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
