@@ -374,3 +374,15 @@ class KernelFunction:
 def elected_thread(threads: Threads, number: int) -> Any:
     """``when`` this is one thread of the CTA, by number."""
     return when(compare("eq", threads.thread, number))
+
+
+@contextmanager
+def one_thread_of(warp: Value, number: int) -> Iterator[None]:
+    """``when`` this is the one thread of a warp that the hardware elects.
+
+    Args:
+        warp: of this thread.
+        number: of the warp that is meant.
+    """
+    with when(compare("eq", warp, number)), when(nvvm.elect_sync(integer(1))):
+        yield

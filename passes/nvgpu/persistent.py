@@ -49,7 +49,13 @@ from shapejit.passes.nvgpu.depthless import emit_depthless
 from shapejit.passes.nvgpu.epilogue import Epilogue, TileEpilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
-from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
+from shapejit.passes.nvgpu.function import (
+    KernelFunction,
+    Threads,
+    Units,
+    elected_thread,
+    one_thread_of,
+)
 from shapejit.passes.nvgpu.mainloop import ALONE, Operands, Products, Sharing, check_stages
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -226,11 +232,7 @@ class _Kernel:
     def _produce(self) -> None:
         registers, _ = _REGISTERS[self._schedule.consumers]
         nvvm.setmaxregister(registers, nvvm.SetMaxRegisterAction.decrease)
-        first_warp = _WARPS * self._schedule.consumers
-        with (
-            when(compare("eq", self._threads.warp, first_warp)),
-            when(nvvm.elect_sync(integer(1))),
-        ):
+        with one_thread_of(self._threads.warp, _WARPS * self._schedule.consumers):
             self._operands.acquire()
             slot = self._ring.first(producer=True)
             ahead = self._load_ahead(slot) if self._loads_ahead else constant(0)

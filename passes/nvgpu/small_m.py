@@ -72,7 +72,7 @@ from shapejit.passes.nvgpu.ring import Slot, slot_of
 from shapejit.passes.nvgpu.schedule import STREAMING_TILES, GemmSchedule
 from shapejit.passes.nvgpu.scheduling import Place, TileOrder
 from shapejit.passes.nvgpu.shared import SharedMemory
-from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store
+from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store, store_bytes
 from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ROWS
 
@@ -80,7 +80,7 @@ _WARP = 32
 _WARPS = WARPGROUP // _WARP
 
 # Staging area of the results of a warpgroup, at most.
-_STORE_BYTES = 8192
+_STORE_BYTES = store_bytes(turned=True)
 # So many stages hide the latency of loads.
 _ENOUGH_STAGES = 8
 # More CTAs than that on a multiprocessor would not have more bytes on their way.

@@ -51,6 +51,15 @@ _STRIP_ROWS = 8  # of a transposed store's box
 STRIP_BYTES = _STRIP_ROWS * _LINE_BYTES
 
 
+def store_bytes(turned: bool) -> int:
+    """Of a warpgroup's staging area in `StagedStore`: two halves of so many groups of columns."""
+    return 2 * ROWS * 8 * _groups(turned) * 2
+
+
+def _groups(turned: bool) -> int:
+    return _PANEL // 16 if turned else _PANEL // 8
+
+
 @dataclass(frozen=True)
 class Chunk:
     """What is computed and stored at once.
@@ -138,9 +147,9 @@ class StagedStore:
         self._threads, self._turned = threads, turned
         self._element = matrix.access.element
         # A panel of 64 rows by 64 columns, or, turned, half of one.
-        self.groups = _PANEL // 16 if turned else _PANEL // 8
-        self._half = ROWS * 8 * self.groups * 2
-        self._offset = memory.allocate(consumers * 2 * self._half)
+        self.groups = _groups(turned)
+        self._half = store_bytes(turned) // 2
+        self._offset = memory.allocate(consumers * store_bytes(turned))
         box = (_PANEL, _STRIP_ROWS if turned else ROWS)
         record = matrix.record(function, box, _LINE_BYTES)
         self._descriptor = Descriptor.make(function, self._boxed(record), self._element)

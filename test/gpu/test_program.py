@@ -22,6 +22,7 @@ from torch.export import Dim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import shapejit  # noqa: E402
+from gpu.products import noise, relative_error  # noqa: E402
 from shapejit.errors import DeviceError, ShapeError, TargetError  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from unit.gpu_programs import Deep, Gated, Residual, Scores, tokens  # noqa: E402
@@ -34,18 +35,6 @@ _SLACK = 1.2
 def _on_the_gpu(device: Device) -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-def noise(*sizes: int, dtype: Any = torch.bfloat16, seed: int = 0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed + sum(sizes))
-    return torch.randn(*sizes, device="cuda", generator=generator).to(dtype)
-
-
-def error(result: Tensor, exact: Tensor) -> float:
-    """Relative error in the Frobenius norm; 0 of an empty result."""
-    if not exact.numel():
-        return 0.0
-    return ((result.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
 
 
 class Compiled:
@@ -62,7 +51,7 @@ class Compiled:
         assert (result.shape, result.dtype) == (theirs.shape, theirs.dtype)
         assert result.device == theirs.device
         exact = self.exact(*(arg.double() for arg in args))
-        ours, torchs = error(result, exact), error(theirs, exact)
+        ours, torchs = relative_error(result, exact), relative_error(theirs, exact)
         # A few elements can be right by luck, where rounding alone may be off by `unit`.
         unit = torch.finfo(result.dtype).eps / 2
         least = unit if result.numel() < 64 else unit / 4
@@ -239,7 +228,7 @@ def test_capture_into_a_graph(kind: Callable[..., nn.Module]) -> None:
         graph.replay()
         theirs = compiled.model(x)
         exact = compiled.exact(x.double())
-        assert error(result, exact) <= _SLACK * error(theirs, exact)
+        assert relative_error(result, exact) <= _SLACK * relative_error(theirs, exact)
 
 
 @pytest.mark.parametrize("kind", [Residual, Deep])

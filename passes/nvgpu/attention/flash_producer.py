@@ -36,7 +36,7 @@ from shapejit.passes.nvgpu.builder import (
     when,
     xor,
 )
-from shapejit.passes.nvgpu.function import KernelFunction
+from shapejit.passes.nvgpu.function import KernelFunction, one_thread_of
 from shapejit.passes.nvgpu.ring import Ring, Slot, await_phase, slot_of
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.wgmma import ROWS
@@ -79,7 +79,7 @@ class FlashProducer:
         """
         roles = (self._load_blocks, self._load_queries, self._store_results)
         for number, role in enumerate(roles):
-            with when(compare("eq", warp, number)), when(nvvm.elect_sync(integer(1))):
+            with one_thread_of(warp, number):
                 role()
 
     # Keys and values ------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from shapejit.passes.nvgpu.builder import (
     ceildiv,
     compare,
     constant,
-    integer,
     loop,
     mul,
     select,
@@ -50,7 +49,13 @@ from shapejit.passes.nvgpu.depthless import emit_depthless
 from shapejit.passes.nvgpu.epilogue import TileEpilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
-from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
+from shapejit.passes.nvgpu.function import (
+    KernelFunction,
+    Threads,
+    Units,
+    elected_thread,
+    one_thread_of,
+)
 from shapejit.passes.nvgpu.mainloop import check_stages
 from shapejit.passes.nvgpu.operands import StagedOperand, tile_layout
 from shapejit.passes.nvgpu.problem import weight_matrix
@@ -58,6 +63,7 @@ from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.shared import SharedMemory
+from shapejit.passes.nvgpu.stores import store_bytes
 from shapejit.passes.nvgpu.target import STATIC_SHARED_BYTES, WARPGROUP
 from shapejit.passes.nvgpu.wgmma import ROWS
 
@@ -67,7 +73,7 @@ _REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
 _OTHER_REGISTERS = 56
 _WARPS = WARPGROUP // 32
 # Of a consumer, in which results wait for their store.
-_STAGING_BYTES = 8192
+_STAGING_BYTES = store_bytes(turned=True)
 
 
 def emit(request: GemmRequest) -> KernelInterface:
@@ -219,11 +225,7 @@ class _Kernel:
     def _produce(self) -> None:
         registers, _ = _REGISTERS[self._schedule.consumers]
         nvvm.setmaxregister(registers, nvvm.SetMaxRegisterAction.decrease)
-        first_warp = _WARPS * self._schedule.consumers
-        with (
-            when(compare("eq", self._threads.warp, first_warp)),
-            when(nvvm.elect_sync(integer(1))),
-        ):
+        with one_thread_of(self._threads.warp, _WARPS * self._schedule.consumers):
             self._filters.descriptor.acquire()
             self._pixels.descriptor.acquire()
             if self._schedule.resident:

@@ -61,7 +61,7 @@ from shapejit.passes.nvgpu.occupancy import ctas_that_fit
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.shared import SharedMemory
-from shapejit.passes.nvgpu.stores import publish_to_tma
+from shapejit.passes.nvgpu.stores import publish_to_tma, store_bytes
 from shapejit.passes.nvgpu.target import HOPPER, STATIC_SHARED_BYTES, WARPGROUP
 from shapejit.passes.nvgpu.wgmma import DEPTH, Multiplier, await_groups, multiply_stage
 from shapejit.symbolic import Expr
@@ -72,7 +72,7 @@ Loader: TypeAlias = Callable[[], list[Value]]
 _WAY_OUT = "Use a schedule of the family unaligned"
 
 # In which results wait for their store.
-_STAGING_BYTES = 8192
+_STAGING_BYTES = store_bytes(turned=True)
 # CTAs of a multiprocessor: more would leave too few registers for sums and patches on their way.
 _MOST_CTAS = 3
 # Products of a tile that are written out one after the other.
