@@ -4,7 +4,7 @@
 
 Code is loaded lazily, and barriers in shared memory start as they are found: a kernel that only
 works after another one shows itself here. The processes start side by side and take turns on the
-GPU.
+GPU. They are as many as there are CPUs, so the tests run when no others do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ pytest.importorskip("mlir")
 
 from gpu.kernel_samples import Sample, prepare, samples  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
+
+pytestmark = pytest.mark.alone
 
 _SECONDS = 240
 Runs = dict[str, Future["subprocess.CompletedProcess[str]"]]

@@ -51,11 +51,10 @@ def _soak(built_after: float, capsys: pytest.CaptureFixture[str]) -> None:
         wrong, cases = [], []
         for problem in problems(KINDS):
             operands = problem.operands("cuda")
-            *arguments, activation, out_dtype = operands
-            a, b, bias, gate, residual = arguments
+            a, b = operands.a, operands.b
             given = {
-                "bias": bias, "gate": gate, "residual": residual, "activation": activation,
-                "out_dtype": out_dtype,
+                "bias": operands.bias, "gate": operands.gate, "residual": operands.residual,
+                "activation": operands.activation, "out_dtype": operands.out_dtype,
             }  # fmt: skip
             result = ops.gemm(a, b, **given, deterministic=True)
             expected = reference(operands)

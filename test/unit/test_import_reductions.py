@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.importing import Imported, quick, sizes
+from reference.interpreter import Interpreter
+from shapejit.importer import import_model
 
 # x is [a, b, 6] of floats, n is [a, b] of int64.
 REDUCTIONS = {
@@ -121,3 +125,32 @@ def norms() -> Imported:
 @given(a=sizes(1, 9), b=sizes(1, 9))
 def test_norms(norms: Imported, a: int, b: int) -> None:
     norms.check(torch.randn(a, b, 6), torch.randn(6), torch.randn(6))
+
+
+NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+
+
+class BatchNorm(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> Any:
+        return NORM(x, None, None, mean, spread, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("saves", [False, True], ids=["cpu", "gpu"])
+def test_batch_norm_returns_what_torch_does_on_the_device(saves: bool) -> None:
+    """On a CPU, where this test runs, the saved statistics are empty; on a GPU they are there."""
+    x, mean, spread = torch.randn(4, 3), torch.randn(3), torch.rand(3)
+    program = torch.export.export(BatchNorm(), (x, mean, spread))
+    for node in program.graph.nodes:
+        if saves and node.target is NORM:
+            normal, *empty = node.meta["val"]
+            node.meta["val"] = (normal, *(each.new_empty(3) for each in empty))
+        if saves and node.target is operator.getitem and node.args[1] > 0:
+            node.meta["val"] = node.meta["val"].new_empty(3)
+    imported = import_model(program)
+    got = Interpreter(imported.module).run([t.double().numpy() for t in (x, mean, spread)])
+    normal, *saved = (torch.tensor(result) for result in got)
+    scale = 1 / (spread.double() + 1e-5).sqrt()
+    torch.testing.assert_close(normal, (x.double() - mean.double()) * scale, atol=1e-6, rtol=1e-6)
+    for statistic, expected in zip(saved, (mean.double(), scale), strict=True):
+        expected = expected if saves else expected[:0]
+        torch.testing.assert_close(statistic.double(), expected, atol=1e-6, rtol=1e-6)

@@ -29,6 +29,7 @@ class Context:
         ops: makes scalar operations in bodies.
         op: name of the operator: ``aten.add.Tensor``.
         dtypes: torch's dtypes of its tensor results.
+        shapes: torch's sizes of its tensor results, None where they vary.
     """
 
     def __init__(self, builder: Builder) -> None:
@@ -36,6 +37,7 @@ class Context:
         self.ops: ScalarOps = builder.ops
         self.op = ""
         self.dtypes: tuple[torch.dtype, ...] = ()
+        self.shapes: tuple[tuple[int | None, ...], ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -220,6 +220,7 @@ class Walker:
         context = self.context
         context.op = name
         context.dtypes = tuple(kind.dtype for kind in kinds if kind is not None and kind.dtype)
+        context.shapes = tuple(kind.sizes for kind in kinds if kind is not None and kind.dtype)
         with self._location(location):
             result = rule(context, *operands)
         results = [result] if len(kinds) == 1 else list(result or ())

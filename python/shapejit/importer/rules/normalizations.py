@@ -364,6 +364,9 @@ def _batch_norm(
 def _native_batch_norm(
     ctx: Context, x: Tensor, weight: Any, bias: Any, average: Tensor, spread: Tensor, *rest: Any
 ) -> list[Tensor]:
-    result = _channel_norm(ctx, x, weight, bias, average, spread, rest[1])
-    empty = [ctx.builder.splat([Expr.const(0)], dtype, 0) for dtype in ctx.dtypes[1:]]
-    return [result, *empty]
+    """The norm, and saved statistics, which torch gives on GPUs; on CPUs they are empty."""
+    eps = rest[1]
+    result = _channel_norm(ctx, x, weight, bias, average, spread, eps)
+    if ctx.shapes[1] == (0,):
+        return [result, *(ctx.builder.splat([Expr.const(0)], kind, 0) for kind in ctx.dtypes[1:])]
+    return [result, *_saved_statistics(ctx, 1, [], average, spread, eps)]
