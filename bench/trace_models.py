@@ -1,6 +1,6 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The models of the traces: how to build them, which sizes vary, and inputs of a request.
+"""The workloads by name, and those of texts.
 
 Every process that measures builds its own copy, so weights and inputs are drawn on the CPU from
 fixed seeds: all systems, and the exact results that they are compared with, see the same numbers.
@@ -8,88 +8,18 @@ fixed seeds: all systems, and the exact results that they are compared with, see
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from trace_images import IMAGE_WORKLOADS
+from trace_workload import Axis, Inputs, Request, Workload, seeded, trace
 
 from shapejit.demo.encoder import WEIGHTS_PACKAGE, SentenceEncoder, load_encoder
-
-TRACES = Path(__file__).parent / "traces.json"
-
-Request = tuple[int, ...]
-Inputs = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A size of requests that varies; ``divisor`` divides it."""
-
-    name: str
-    low: int
-    high: int
-    divisor: int = 1
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model, its trace and what a system may know of both ahead of time.
-
-    Attributes:
-        axes: what the sizes of a request are.
-        build: the module in evaluation mode, float32 on the CPU.
-        draw: inputs of a request on the CPU, in a floating-point type if they are no integers.
-        dims: for each input, the axis of each dim that varies.
-        padding: how a padded batch stays right. "mask": the model's last argument, or one that it
-            takes besides, is a mask, 1 at a token. "causal": what follows a token has no effect.
-            None: padding changes the result.
-        draw_request: a request of the trace's kind.
-        channels_last: the layout of model and inputs.
-    """
-
-    name: str
-    axes: tuple[Axis, ...]
-    build: Callable[[], nn.Module]
-    draw: Callable[[Request, torch.dtype], Inputs]
-    dims: tuple[dict[int, int], ...]
-    padding: str | None
-    draw_request: Callable[[random.Random], Request]
-    requests: tuple[Request, ...]
-    channels_last: bool = False
-
-    def model(self, device: str, dtype: torch.dtype) -> nn.Module:
-        """The model on a device, its weights rounded to a type."""
-        torch.manual_seed(0)
-        model = self.build().to(dtype).to(device)
-        if self.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model.eval()
-
-    def inputs(self, request: Request, dtype: torch.dtype) -> Inputs:
-        """The inputs of a request on the CPU: the same values every time."""
-        drawn = self.draw(request, dtype)
-        if self.channels_last:
-            drawn = tuple(x.to(memory_format=torch.channels_last) for x in drawn)
-        return drawn
-
-    def new_requests(self, count: int, seed: int) -> list[Request]:
-        """Distinct requests, none of which the trace has."""
-        rng = random.Random(seed)
-        found: dict[Request, None] = {}
-        while len(found) < count:
-            request = self.draw_request(rng)
-            if request not in self.requests:
-                found[request] = None
-        return list(found)
-
 
 # ---------------------------------------------------------------------------
 # Modules
@@ -175,25 +105,14 @@ def _llama() -> nn.Module:
     return nn.Sequential(*(LlamaBlock() for _ in range(12)))
 
 
-def _resnet() -> nn.Module:
-    import torchvision  # type: ignore[import-not-found]
-
-    model: nn.Module = torchvision.models.resnet50(weights=None)
-    return model
-
-
 # ---------------------------------------------------------------------------
 # Inputs and requests
 # ---------------------------------------------------------------------------
 
 
-def _generator(request: Request) -> torch.Generator:
-    return torch.Generator().manual_seed(sum(size * 1009**i for i, size in enumerate(request)))
-
-
 def _ids(vocabulary: int) -> Callable[[Request, torch.dtype], Inputs]:
     def draw(request: Request, dtype: torch.dtype) -> Inputs:
-        return (torch.randint(0, vocabulary, request, generator=_generator(request)),)
+        return (torch.randint(0, vocabulary, request, generator=seeded(request)),)
 
     return draw
 
@@ -202,7 +121,7 @@ def _ids_and_mask(vocabulary: int) -> Callable[[Request, torch.dtype], Inputs]:
     def draw(request: Request, dtype: torch.dtype) -> Inputs:
         """Texts of different lengths, one of them as long as the request."""
         batch, tokens = request
-        generator = _generator(request)
+        generator = seeded(request)
         lengths = torch.randint(1, tokens + 1, (batch, 1), generator=generator)
         lengths[0] = tokens
         ids = torch.randint(0, vocabulary, (batch, tokens), generator=generator)
@@ -212,12 +131,7 @@ def _ids_and_mask(vocabulary: int) -> Callable[[Request, torch.dtype], Inputs]:
 
 
 def _embeddings(request: Request, dtype: torch.dtype) -> Inputs:
-    return (torch.randn(*request, 2048, generator=_generator(request)).to(dtype),)
-
-
-def _images(request: Request, dtype: torch.dtype) -> Inputs:
-    batch, height, width = request
-    return (torch.randn(batch, 3, height, width, generator=_generator(request)).to(dtype),)
+    return (torch.randn(*request, 2048, generator=seeded(request)).to(dtype),)
 
 
 def _texts(batches: Axis, tokens: Axis, mean: float, deviation: float) -> Callable[..., Request]:
@@ -227,19 +141,6 @@ def _texts(batches: Axis, tokens: Axis, mean: float, deviation: float) -> Callab
         return batch, min(max(length, tokens.low), tokens.high)
 
     return draw
-
-
-def _sides(batches: Axis, side: Axis) -> Callable[..., Request]:
-    def draw(rng: random.Random) -> Request:
-        low, high = side.low // side.divisor, side.high // side.divisor
-        sides = (rng.randint(low, high) * side.divisor for _ in range(2))
-        return rng.choice((1, 2, 4, batches.high)), *sides
-
-    return draw
-
-
-def _trace(name: str) -> tuple[Request, ...]:
-    return tuple(tuple(request) for request in json.loads(TRACES.read_text())[name])
 
 
 # ---------------------------------------------------------------------------
@@ -253,7 +154,7 @@ def _minilm_workload() -> Workload:
     axes = (Axis("batch", 1, 32), Axis("tokens", 1, 256))
     return Workload(
         "minilm", axes, _minilm, _ids_and_mask(MINILM["vocab_size"]), (_BOTH, _BOTH), "mask",
-        _texts(*axes, 3.1, 0.7), _trace("minilm"),
+        _texts(*axes, 3.1, 0.7), trace("minilm"),
     )  # fmt: skip
 
 
@@ -261,7 +162,7 @@ def _bert_workload() -> Workload:
     axes = (Axis("batch", 1, 16), Axis("tokens", 1, 512))
     return Workload(
         "bert", axes, lambda: HiddenStates(_bert()), _ids(30000), (_BOTH,), "mask",
-        _texts(*axes, 4.4, 0.8), _trace("bert"),
+        _texts(*axes, 4.4, 0.8), trace("bert"),
     )  # fmt: skip
 
 
@@ -269,15 +170,7 @@ def _llama_workload() -> Workload:
     axes = (Axis("batch", 1, 4), Axis("tokens", 1, 2048))
     return Workload(
         "llama", axes, _llama, _embeddings, (_BOTH,), "causal", _texts(*axes, 5.2, 1.1),
-        _trace("llama"),
-    )  # fmt: skip
-
-
-def _resnet_workload(name: str, divisor: int) -> Workload:
-    axes = (Axis("batch", 1, 8), *(Axis(n, 160, 640, divisor) for n in ("height", "width")))
-    return Workload(
-        name, axes, _resnet, _images, ({0: 0, 2: 1, 3: 2},), None, _sides(*axes[:2]),
-        _trace(name), channels_last=True,
+        trace("llama"),
     )  # fmt: skip
 
 
@@ -295,8 +188,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "minilm": _minilm_workload,
     "bert": _bert_workload,
     "llama": _llama_workload,
-    "resnet": lambda: _resnet_workload("resnet", 32),
-    "resnet_odd": lambda: _resnet_workload("resnet_odd", 1),
+    **IMAGE_WORKLOADS,
     "tiny": _tiny_workload,
 }
 
@@ -305,25 +197,3 @@ DTYPES: dict[str, torch.dtype] = {
     "f16": torch.float16,
     "f32": torch.float32,
 }
-
-
-def dynamic_shapes(workload: Workload) -> Any:
-    """The workload's dims as `torch.export` and `shapejit.compile` take them."""
-
-    def dim(axis: Axis) -> Any:
-        if axis.divisor == 1:
-            return torch.export.Dim(axis.name, min=axis.low, max=axis.high)
-        low, high = axis.low // axis.divisor, axis.high // axis.divisor
-        return axis.divisor * torch.export.Dim(f"{axis.name}_units", min=low, max=high)
-
-    dims = [dim(axis) for axis in workload.axes]
-    return tuple({d: dims[axis] for d, axis in varying.items()} for varying in workload.dims)
-
-
-def example(workload: Workload) -> Request:
-    """A request to compile with: in range, with sizes that differ and are not 0 or 1."""
-    units = (3, 17, 19)
-    return tuple(
-        min(max(unit * axis.divisor, axis.low + number * axis.divisor), axis.high)
-        for number, (axis, unit) in enumerate(zip(workload.axes, units, strict=False), start=1)
-    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 MIB = 2**20
 
@@ -53,6 +54,10 @@ class Place:
     def synchronize(self) -> None:
         if self.is_gpu:
             torch.cuda.synchronize()
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """A tensor on the CPU, where the GPU copies it from by itself; the same one on a CPU."""
+        return tensor.pin_memory() if self.is_gpu else tensor
 
     def memory(self) -> float:
         """MiB in use since the context was made; 0 on a CPU."""

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from peers import OURS, PEERS, Setting, System
-from trace_models import DTYPES, WORKLOADS, Request
+from trace_models import DTYPES, WORKLOADS
 from trace_place import Place
+from trace_workload import Request
 
 _CALLS = 12
 

@@ -14,14 +14,12 @@ from typing import Any
 
 from trace_exact import overall_ratio
 
-OURS, EAGER, FLOOR = "shapejit", "eager", "floor"
+OURS, EAGER, FLOOR, CHECKS, LARGEST = "shapejit", "eager", "floor", "checks", "largest"
 
 Record = dict[str, Any]
 
-STALL_MS, SLOW_MS = 100.0, 10.0
-
-#: Fewer, where time was short, answer nothing.
-LEAST_SHAPES, LEAST_CALLS = 100, 2000
+STALL_MS, SLOW_MS, STUTTER_MS = 100.0, 10.0, 20.0
+NEW_SIZE_RATIO = 1.5
 
 
 # ---------------------------------------------------------------------------
@@ -51,6 +49,8 @@ def summarize(record: Record) -> None:
         summary["worst_cold_ms"] = max(walls)
         summary["stalls_over_100ms"] = sum(wall > STALL_MS for wall in walls)
         summary["calls_over_10ms"] = sum(wall > SLOW_MS for wall in walls)
+        summary["worst_call_ms"] = max(_all_walls(record)) / 1e3
+        summary["calls_over_20ms"] = sum(us / 1e3 > STUTTER_MS for us in _all_walls(record))
     if warm := record.get("warm"):
         # Of all calls, not of the medians by request: a tail may be in any of them.
         walls = [us / 1e3 for us in record["warm_walls_us"]]
@@ -59,13 +59,22 @@ def summarize(record: Record) -> None:
         summary["call_us"] = statistics.median(warm["call_us"])
         summary["cpu_us"] = statistics.median(warm["cpu_us"])
         # What the first calls took beyond what the same calls take later: compiles and captures.
-        beyond = (a - b for a, b in zip(record["cold"]["wall_us"], warm["wall_us"], strict=True))
+        beyond = [a - b for a, b in zip(record["cold"]["wall_us"], warm["wall_us"], strict=True)]
         summary["cold_beyond_warm_s"] = sum(max(us, 0.0) for us in beyond) / 1e6
+        summary["worst_stall_ms"] = max(*beyond, *_warm_stalls(record)) / 1e3
+        if positions := record.get("positions"):
+            summary["ns_a_position"] = sum(warm["wall_us"]) * 1e3 / positions
     if fresh := record.get("fresh"):
         pairs = zip(fresh["first_us"], fresh["second_us"], strict=True)
         ratios = [first / second for first, second in pairs]
         summary["fresh_ratio"] = statistics.median(ratios)
         summary["fresh_worst_ms"] = max(fresh["first_us"]) / 1e3
+        if steady := fresh.get("steady_us"):
+            ratios = [a / b for a, b in zip(fresh["first_us"], steady, strict=True)]
+            summary["fresh_sizes"] = len(ratios)
+            summary["fresh_steady_worst"] = max(ratios)
+            summary["fresh_steady_p90"] = percentile(ratios, 0.9)
+            summary["fresh_over_1_5"] = sum(ratio > NEW_SIZE_RATIO for ratio in ratios)
     firsts = record.get("details", {}).get("first_requests_of_regions")
     if firsts:
         summary["regions_seen"] = len(firsts)
@@ -77,6 +86,19 @@ def summarize(record: Record) -> None:
         summary["error_ratio"] = overall_ratio(errors)
     if summary:
         record["summary"] = {name: round(value, 4) for name, value in summary.items()}
+
+
+def _all_walls(record: Record) -> list[float]:
+    """Microseconds of all calls of a record that were timed one at a time."""
+    fresh = record.get("fresh", {}).get("first_us", [])
+    return [*record["cold"]["wall_us"], *record.get("warm_walls_us", []), *fresh]
+
+
+def _warm_stalls(record: Record) -> list[float]:
+    """Microseconds by which each warm call took longer than the median of its request."""
+    walls, medians = record["warm_walls_us"], record["warm"]["wall_us"]
+    passes = len(walls) // len(medians)
+    return [wall - medians[number // passes] for number, wall in enumerate(walls)]
 
 
 def ratios_to_ours(peers: Mapping[str, Record], name: str) -> list[float]:
@@ -137,7 +159,7 @@ def table(peers: Mapping[str, Record]) -> str:
     """
     lines = [f"{'':<17}" + "".join(f"{name:>10}" for name, _, _ in _COLUMNS) + "   time / ours"]
     for name, record in peers.items():
-        if name in (FLOOR, "checks"):
+        if name in (FLOOR, CHECKS, LARGEST):
             continue
         if trouble := record.get("error") or record.get("not_applicable"):
             lines.append(f"{name:<17}  {trouble}")
@@ -176,9 +198,9 @@ def _floor_lines(peers: Mapping[str, Record]) -> list[str]:
 
 
 def _check_lines(peers: Mapping[str, Record]) -> list[str]:
-    record = peers.get("checks", {})
+    record = peers.get(CHECKS, {})
     if trouble := record.get("error") or record.get("not_applicable"):
-        return [f"{'checks':<17}  {trouble}"]
+        return [f"{CHECKS:<17}  {trouble}"]
     if not (checks := record.get("checks")):
         return []
     return [
@@ -186,66 +208,6 @@ def _check_lines(peers: Mapping[str, Record]) -> list[str]:
         f"worst {checks['worst_ratio']:.3f}; {checks['mismatches']} of "
         f"{checks['alternating_calls']} alternating calls differ"
     ]
-
-
-def criteria(peers: Mapping[str, Record]) -> list[tuple[str, str, str, bool | None]]:
-    """What MiniLM on one H200 has to reach: what, limit, measured, and whether it holds.
-
-    None instead of an answer: not measured.
-    """
-    ours = peers.get(OURS, {})
-    summary, memory = ours.get("summary", {}), ours.get("memory_mib", {})
-    checks = peers.get("checks", {}).get("checks", {})
-    enough_shapes = len(checks.get("rows", ())) >= LEAST_SHAPES
-    enough_calls = checks.get("alternating_calls", 0) >= LEAST_CALLS
-    floor = whole_floor(peers.get(FLOOR, {}))
-    ratios = [row["program_queued_us"] / row["exact_queued_us"] for row in floor]
-    others = {
-        name: record["summary"]["p50_ms"]
-        for name, record in peers.items()
-        if name not in (OURS, FLOOR) and "p50_ms" in record.get("summary", {})
-    }
-    best = min(others, key=lambda name: others[name], default=None)
-    against = others[best] / summary["p50_ms"] if best and "p50_ms" in summary else None
-    rows: list[tuple[str, float | None, float, str]] = [
-        ("error / eager's, trace", summary.get("error_ratio"), 1.2, ".3f"),
-        (
-            "error / eager's, 100 random shapes",
-            checks["overall_ratio"] if enough_shapes else None,
-            1.2,
-            ".3f",
-        ),
-        ("mismatches in 2000 calls", checks["mismatches"] if enough_calls else None, 0, "d"),
-        (
-            "shapes at which graphs give other results",
-            sum(not row["equal"] for row in floor) if floor else None,
-            0,
-            "d",
-        ),
-        ("warm p50, ms", summary.get("p50_ms"), 0.35, ".3f"),
-        ("calls over 10 ms", summary.get("calls_over_10ms"), 0, "d"),
-        ("first call in a region, ms", summary.get("worst_first_in_region_ms"), 3, ".2f"),
-        ("new shape / second time, median", summary.get("fresh_ratio"), 1.1, ".3f"),
-        ("ours / exact-shape graph, worst", max(ratios, default=None), 1.1, ".3f"),
-        ("CPU time a call, us, one at a time", summary.get("cpu_us"), 40, ".1f"),
-        ("CPU time a call, us, queued", ours.get("queued_cpu_us"), 40, ".1f"),
-    ]
-    found: list[tuple[str, str, str, bool | None]] = [
-        (what, f"<= {limit}", _cell(value, form), None if value is None else value <= limit)
-        for what, value, limit, form in rows
-    ]
-    held = None if against is None else against >= 2
-    found.append((f"best peer's p50 / ours ({best})", ">= 2", _cell(against, ".2f"), held))
-    found.append(("memory, MiB", "", _cell(memory.get("end"), ".0f"), None))
-    return found
-
-
-def criteria_text(peers: Mapping[str, Record]) -> str:
-    words = {True: "yes", False: "NO", None: "-"}
-    return "\n".join(
-        f"  {what:<42}{limit:>10}{measured:>12}   {words[holds]}"
-        for what, limit, measured, holds in criteria(peers)
-    )
 
 
 # ---------------------------------------------------------------------------

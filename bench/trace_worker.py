@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import random
 import statistics
 import sys
@@ -23,17 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import CHECKS, FLOOR, PEERS, NotApplicableError, Setting, System
+from peers import CHECKS, FLOOR, LARGEST, OURS, PEERS, NotApplicableError, Setting, System
 from peers.floor import measure_floor
 from trace_checks import check_widely
 from trace_exact import Exact, WrongResultError
 from trace_models import DTYPES, WORKLOADS
 from trace_place import Place, Times
 from trace_report import summarize
+from trace_workload import Request
 
 EXACT = "exact"
 _FRESH = 24
+_STEADY = 3
 _QUEUES = 5
+_EXACT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Task:
     """What to measure.
 
     Attributes:
-        peer: a name of `peers.PEERS`, or one of "floor", "checks" and "exact".
+        peer: a name of `peers.PEERS`, or one of "floor", "checks", "largest" and "exact".
         requests: how many of the trace to use.
         passes: warm passes over the trace, after the cold one.
         seconds: no phase starts after so many.
@@ -70,6 +74,7 @@ class Run:
         self.record = record
         self._exact = Exact(Path(task.exact))
         self._end = time.monotonic() + task.seconds
+        record["positions"] = sum(map(math.prod, setting.requests))
         self._system: System
         self._memory("weights")
 
@@ -80,14 +85,18 @@ class Run:
 
     def everything(self) -> None:
         """All phases, in an order in which none disturbs what a later one measures."""
-        self._build()
-        self._cold()
-        self._warm()
-        self._memory("end")
+        self.served()
         for phase in (self._fresh, self._queued, self._details):
             if time.monotonic() < self._end:
                 phase()
                 self.write()
+
+    def served(self) -> None:
+        """The trace, cold and warm."""
+        self._build()
+        self._cold()
+        self._warm()
+        self._memory("end")
 
     def _build(self) -> None:
         start = time.perf_counter()
@@ -139,29 +148,34 @@ class Run:
         self._memory("most")
 
     def _fresh(self) -> None:
-        """Sizes never seen before: the first call beside the second.
+        """Sizes never seen before: the first call beside the second, and the median of some more.
 
-        Both get new inputs, made in the same way just before, so that nothing but the size's being
+        All get new inputs, made in the same way just before, so that nothing but the size's being
         new tells them apart.
         """
-        requests = self.setting.workload.new_requests(_FRESH, self.task.seed)
+        count = self.setting.workload.new_sizes if self.task.peer == OURS else _FRESH
+        requests = self.setting.workload.new_requests(count, self.task.seed)
         if self.task.peer.startswith("buckets"):
             # A bucketed system knows its batch sizes.
             known = sorted({request[0] for request in self.setting.requests})
             requests = [(known[i % len(known)], *r[1:]) for i, r in enumerate(requests)]
-        found: dict[str, list[Any]] = {"requests": [], "first_us": [], "second_us": []}
+        columns = ("first_us", "second_us", "steady_us")
+        found: dict[str, list[Any]] = {name: [] for name in ("requests", *columns)}
         with no_garbage_collection():
             for request in requests:
-                self.setting.inputs(request)  # drawn before either call
-                for column in ("first_us", "second_us"):
-                    inputs = self.setting.inputs(request)
-                    _, times = self.setting.place.time(self._system, inputs)
-                    found[column].append(round(times.wall, 1))
-                    del inputs
+                self.setting.inputs(request)  # drawn before the first call
+                first, second, *others = (self._timed(request) for _ in range(2 + _STEADY))
+                walls = (first, second, statistics.median(others))
+                for column, wall in zip(columns, walls, strict=True):
+                    found[column].append(round(wall, 1))
                 found["requests"].append(list(request))
                 if time.monotonic() > self._end:
                     break
         self.record["fresh"] = found
+
+    def _timed(self, request: Request) -> float:
+        """Microseconds of a call with new inputs."""
+        return self.setting.place.time(self._system, self.setting.inputs(request))[1].wall
 
     def _queued(self) -> None:
         """The whole trace at once, without waiting for results: microseconds a request.
@@ -247,17 +261,24 @@ def prepare(task: Task) -> Setting:
     return Setting(workload, workload.requests[: task.requests], model, place, dtype)
 
 
+def only_largest(setting: Setting) -> Setting:
+    """A setting of one request, the largest of the trace."""
+    return dataclasses.replace(setting, requests=[max(setting.requests, key=math.prod)])
+
+
 def measure(task: Task, record: dict[str, Any]) -> None:
     """Fills the record."""
     setting = prepare(task)
     end = time.monotonic() + task.seconds
     with torch.inference_mode():
         if task.peer == EXACT:
-            Exact(Path(task.exact)).make(setting)
+            Exact(Path(task.exact)).make(setting, time.monotonic() + _EXACT_SECONDS)
         elif task.peer == FLOOR:
             record["floor"] = measure_floor(setting, end, task.seed)
         elif task.peer == CHECKS:
             record["checks"] = check_widely(setting, end, task.seed)
+        elif task.peer == LARGEST:
+            Run(dataclasses.replace(task, peer=OURS), only_largest(setting), record).served()
         else:
             Run(task, setting, record).everything()
 

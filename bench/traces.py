@@ -10,12 +10,14 @@ system takes, sizes never seen before, and whether the results are right.
     python bench/traces.py minilm                          # all systems, as far as time allows
     python bench/traces.py bert --peers compile-auto       # one, beside eager and shapejit
     python bench/traces.py minilm --peers floor,checks     # against exact-shape graphs; accuracy
+    python bench/traces.py resnet resnet_odd unet video --peers floor
     python bench/traces.py tiny --device cpu --dtype f32 --peers buckets
 
 A run starts no system when `--seconds` are over and goes on where the last one stopped: results are
 kept in ``bench/results/traces-<GPU>.json``, with plots beside it. Eager PyTorch and shapejit are
-measured in every run, for ratios within it. The exit status is 1 if a system failed or gave a wrong
-result, whatever the figures are.
+measured in every run, for ratios within it, and of all models before anything else. At the end each
+model's goals are printed beside what was measured. The exit status is 1 if a system failed or gave
+a wrong result, whatever the figures are.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,18 +38,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import ANCHORS, CHECKS, FLOOR, OURS, PEERS
+from peers import ANCHORS, CHECKS, FLOOR, LARGEST, OURS, PEERS
+from trace_criteria import criteria_text
 from trace_exact import Exact
 from trace_models import DTYPES, WORKLOADS, real_weights
-from trace_report import criteria_text, dumps, plot, table
+from trace_report import dumps, plot, table
 from trace_worker import EXACT, Task
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 WORKER = HERE / "trace_worker.py"
-#: What defines models and inputs.
-SOURCES = (HERE / "trace_models.py", HERE / "traces.json")
-_ALL = (*ANCHORS, FLOOR, CHECKS, *(name for name in PEERS if name not in ANCHORS))
+#: What defines models, inputs and what is kept of exact results.
+SOURCES = (
+    *(HERE / f"trace_{name}.py" for name in ("models", "images", "workload", "exact")),
+    HERE.parent / "test" / "model" / "vision.py",
+    HERE / "traces.json",
+)
+_ALL = (*ANCHORS, LARGEST, FLOOR, CHECKS, *(name for name in PEERS if name not in ANCHORS))
 _LEAST_SECONDS = 30.0
 _GRACE_SECONDS = 45.0
 
@@ -125,7 +133,11 @@ class Session:
 
     def _environment(self, peer: str, folder: Path) -> dict[str, str]:
         """Empty caches, but for what measures no compile: it may have shapejit's kernels."""
-        caches = self.scratch / "kernels" if peer in (FLOOR, CHECKS) else folder
+        caches = folder
+        if peer in (OURS, FLOOR, CHECKS, LARGEST):
+            caches = self.scratch / f"kernels-{self.workload}"
+        if peer == OURS:
+            shutil.rmtree(caches, ignore_errors=True)
         # A CPU serves to try this out, beside whatever else runs there.
         threads = {"OMP_NUM_THREADS": "1"} if self.arguments.device == "cpu" else {}
         return {
@@ -184,14 +196,24 @@ def measured(results: dict[str, Any], wanted: dict[str, Any]) -> set[str]:
     }
 
 
-def todo(arguments: argparse.Namespace, results: dict[str, Any], workload: str) -> list[str]:
-    """Systems to measure, in order: the anchors, then what was asked for and is not there."""
+def todo(
+    arguments: argparse.Namespace, results: dict[str, Any], workload: str
+) -> tuple[list[str], list[str]]:
+    """Systems to measure first, and later.
+
+    First come the anchors, and what the workload's own goals are about; later what was asked for
+    and is not there.
+    """
     asked = list(_ALL) if arguments.peers == ["all"] else arguments.peers
     done = set() if arguments.again else measured(results, setting(arguments, workload))
     if arguments.device == "cpu":
         done.add(FLOOR)
-    rest = [name for name in asked if name not in ANCHORS and name not in done]
-    return [*ANCHORS, *rest]
+    first = list(ANCHORS)
+    if WORKLOADS[workload]().memory_of_largest:
+        first.append(LARGEST)
+    elif arguments.peers == ["all"]:
+        done.add(LARGEST)
+    return first, [name for name in asked if name not in first and name not in done]
 
 
 def merged(results: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -211,17 +233,13 @@ def merged(results: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------
 
 
-def run(arguments: argparse.Namespace, results: dict[str, Any], workload: str, end: float) -> None:
-    """Measures one model, and writes the results after every system."""
-    systems: dict[str, Any] = {}
-    wanted = setting(arguments, workload)
-    names = todo(arguments, results, workload)
-    results["runs"].append(
-        {"environment": environment(arguments), "setting": wanted, "systems": systems}
-    )
-    session = Session(arguments, workload, arguments.scratch, end)
+def measure(
+    session: Session, results: dict[str, Any], systems: dict[str, Any], names: Sequence[str]
+) -> None:
+    """Measures systems with one model, and writes the results after each."""
+    workload = session.workload
     for name in names if session.exact.complete else [EXACT, *names]:
-        if time.monotonic() > end - _LEAST_SECONDS:
+        if time.monotonic() > session.end - _LEAST_SECONDS:
             print(f"{workload} {name}: no time left", flush=True)
             continue
         record = session.measure(name)
@@ -232,27 +250,52 @@ def run(arguments: argparse.Namespace, results: dict[str, Any], workload: str, e
                 raise SystemExit(f"no exact results: {record['error']}")
             continue
         systems[name] = record
-        arguments.output.write_text(dumps(results) + "\n")
-    report(arguments, results, workload)
+        session.arguments.output.write_text(dumps(results) + "\n")
 
 
-def report(arguments: argparse.Namespace, results: dict[str, Any], workload: str) -> None:
+def report(session: Session, results: dict[str, Any], systems: dict[str, Any]) -> None:
     """Prints tables of this run and of all runs, and draws the plot."""
-    last = results["runs"][-1]
-    print(f"\n{workload}, {arguments.dtype}, {last['environment']['device']}: this run")
-    print(table(last["systems"]))
-    everything = merged(results, last["setting"])
-    if set(everything) - set(last["systems"]):
+    workload, arguments = session.workload, session.arguments
+    title = f"{workload}, {arguments.dtype}, {results['runs'][-1]['environment']['device']}"
+    print(f"\n{title}: this run")
+    print(table(systems))
+    everything = merged(results, setting(arguments, workload))
+    if set(everything) - set(systems):
         print("with the systems of earlier runs")
         print(table(everything))
-    if workload == "minilm" and OURS in everything:
-        print(criteria_text(everything))
-    title = f"{workload}, {arguments.dtype}, {last['environment']['device']}"
+    if goals := criteria_text(workload, _of_all_workloads(arguments, results)):
+        print(goals)
     path = arguments.output.with_name(f"{arguments.output.stem}-{workload}.png")
     try:
         plot(everything, title, path)
     except ModuleNotFoundError as error:  # hosts with a GPU may have little else
         print(f"no plot: {error}")
+
+
+def _of_all_workloads(
+    arguments: argparse.Namespace, results: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What all runs measured, as far as it may stand beside this one."""
+    return {name: merged(results, setting(arguments, name)) for name in WORKLOADS}
+
+
+def run(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
+    """Measures all workloads, of each first what matters most; whether all systems were right."""
+    end = time.monotonic() + arguments.seconds
+    sessions = [Session(arguments, name, arguments.scratch, end) for name in arguments.workloads]
+    names = [todo(arguments, results, session.workload) for session in sessions]
+    found: list[dict[str, Any]] = [{} for _ in sessions]
+    for session, systems in zip(sessions, found, strict=True):
+        wanted = setting(arguments, session.workload)
+        results["runs"].append(
+            {"environment": environment(arguments), "setting": wanted, "systems": systems}
+        )
+    for turn in range(2):
+        for session, systems, both in zip(sessions, found, names, strict=True):
+            if both[turn]:
+                measure(session, results, systems, both[turn])
+                report(session, results, systems)
+    return not any("error" in record for systems in found for record in systems.values())
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -288,14 +331,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    end = time.monotonic() + arguments.seconds
     results: dict[str, Any] = {"runs": []}
     if arguments.output.exists():
         results = json.loads(arguments.output.read_text())
-    for workload in arguments.workloads:
-        run(arguments, results, workload, end)
-    wrong = [record for record in results["runs"][-1]["systems"].values() if "error" in record]
-    return 1 if wrong else 0
+    return 0 if run(arguments, results) else 1
 
 
 if __name__ == "__main__":

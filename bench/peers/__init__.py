@@ -26,14 +26,16 @@ PEERS: dict[str, Callable[[Setting], System]] = {
     "compile-auto": lambda setting: Compiled(setting, dynamic=None),
 }
 
-#: Not systems of their own: exact-shape graphs of our kernels; our results at many more shapes.
-FLOOR, CHECKS = "floor", "checks"
+#: Not systems of their own: exact-shape graphs of our kernels; our results at many more shapes;
+#: ours at nothing but the largest request of a trace.
+FLOOR, CHECKS, LARGEST = "floor", "checks", "largest"
 
 __all__ = [
     "ANCHORS",
     "CHECKS",
     "EAGER",
     "FLOOR",
+    "LARGEST",
     "OURS",
     "PEERS",
     "NotApplicableError",

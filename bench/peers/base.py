@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trace_models import Inputs, Request, Workload
 from trace_place import Place
+from trace_workload import Inputs, Request, Workload
 
 
 class NotApplicableError(Exception):
@@ -40,7 +40,8 @@ class Setting:
         They are drawn once, so that little but the copy comes between calls, as in a server.
         """
         if request not in self.drawn:
-            self.drawn[request] = self.workload.inputs(request, self.dtype)
+            drawn = self.workload.inputs(request, self.dtype)
+            self.drawn[request] = tuple(map(self.place.pinned, drawn))
         return tuple(
             torch.empty_like(x, device=self.place.kind).copy_(x) for x in self.drawn[request]
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trace_models import Request
+from trace_workload import Request
 
 from peers.base import Setting, System
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trace_models import Request
+from trace_workload import Request
 
 from peers.base import NotApplicableError, Setting
 from peers.ours import ShapeJit
@@ -64,7 +64,7 @@ def parameters_by_value() -> Iterator[None]:
 
 
 def measure_floor(setting: Setting, deadline: float, seed: int) -> dict[str, Any]:
-    """Times of the program and of the graphs, for each distinct shape.
+    """Times of the program and of the graphs, for distinct shapes, as many as the workload says.
 
     Args:
         deadline: of `time.monotonic`; shapes that it leaves no time for are left out.
@@ -80,6 +80,7 @@ def measure_floor(setting: Setting, deadline: float, seed: int) -> dict[str, Any
     rows = []
     shapes = list(dict.fromkeys(setting.requests))
     random.Random(seed).shuffle(shapes)
+    shapes = shapes[: setting.workload.floor_shapes]
     for request in shapes:
         if time.monotonic() > deadline:
             break

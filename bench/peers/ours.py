@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trace_models import Request, dynamic_shapes, example
+from trace_workload import Request, dynamic_shapes, example
 
 import shapejit
 from peers.base import System

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -30,28 +31,19 @@ sys.path.insert(0, str(BENCH))
 import pack_weights  # noqa: E402
 import peers  # noqa: E402
 import trace_checks  # noqa: E402
+import trace_exact  # noqa: E402
 import trace_worker  # noqa: E402
 import traces  # noqa: E402
 from peers import NotApplicableError, Setting, System  # noqa: E402
 from peers.buckets import Buckets  # noqa: E402
 from peers.compiled import Marked  # noqa: E402
 from peers.floor import measure_floor, parameters_by_value  # noqa: E402
+from trace_criteria import Criterion, criteria, criteria_text  # noqa: E402
 from trace_exact import Exact, WrongResultError, checked_requests, relative_error  # noqa: E402
-from trace_models import (  # noqa: E402
-    TRACES,
-    WORKLOADS,
-    Axis,
-    LlamaBlock,
-    Request,
-    RMSNorm,
-    Workload,
-    dynamic_shapes,
-    example,
-)
+from trace_models import WORKLOADS, LlamaBlock, RMSNorm  # noqa: E402
 from trace_place import Place, Times  # noqa: E402
 from trace_profile import Span, shares, split  # noqa: E402
 from trace_report import (  # noqa: E402
-    criteria,
     dumps,
     floor_ratios,
     percentile,
@@ -59,6 +51,14 @@ from trace_report import (  # noqa: E402
     ratios_to_ours,
     summarize,
     table,
+)
+from trace_workload import (  # noqa: E402
+    TRACES,
+    Axis,
+    Request,
+    Workload,
+    dynamic_shapes,
+    example,
 )
 
 CPU = Place("cpu")
@@ -112,6 +112,28 @@ def test_images_are_channels_last_and_in_the_type() -> None:
     assert image.shape == (2, 3, 160, 192)
     assert image.dtype == torch.bfloat16
     assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_large_images_repeat_their_values_and_small_ones_do_not() -> None:
+    (frame,) = WORKLOADS["video"]().inputs((2160, 3840), torch.float32)
+    (again,) = WORKLOADS["video"]().inputs((2160, 3840), torch.float32)
+    assert torch.equal(frame, again)
+    flat = frame.flatten()
+    assert torch.equal(flat[: 2**22], flat[2**22 : 2**23])
+    (small,) = WORKLOADS["unet"]().inputs((1, 240, 426), torch.float32)
+    assert small.unique().numel() > 0.95 * small.numel()
+    assert abs(float(small.mean())) < 0.05
+    assert abs(float(small.std()) - 1) < 0.05
+
+
+def test_a_video_grows_from_its_smallest_size_to_its_largest() -> None:
+    frames = WORKLOADS["video"]().requests
+    sizes = list(dict.fromkeys(frames))
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == ((240, 426), (2160, 3840))
+    switches = [i for i in range(1, len(frames)) if frames[i] != frames[i - 1]]
+    assert max(b - a for a, b in itertools.pairwise([0, *switches, len(frames)])) <= 6
+    assert len(switches) >= 24
 
 
 def test_dims_name_the_axes_of_every_input() -> None:
@@ -266,6 +288,27 @@ def test_checked_requests_go_from_the_smallest_to_the_largest() -> None:
     assert checked_requests([(2, 1), (1, 1), (2, 1)]) == [(1, 1), (2, 1)]
 
 
+def test_exact_results_take_little_room_and_time(
+    monkeypatch: pytest.MonkeyPatch, tiny: Setting, tmp_path: Path
+) -> None:
+    assert trace_exact.from_the_ends([(n,) for n in range(1, 6)]) == [(1,), (5,), (2,), (4,), (3,)]
+    monkeypatch.setattr(trace_exact, "KEPT", 100)
+    large = torch.arange(64.0 * 96).reshape(64, 96)
+    kept = trace_exact.sample(large)
+    assert 90 <= kept.numel() <= 100
+    assert len({int(x) % 96 for x in kept}) > 30  # of all columns, not of every 64th
+    assert torch.equal(trace_exact.sample(large[:2, :5]), large[:2, :5].flatten())
+    exact = Exact(tmp_path / "exact")
+    exact.make(tiny, deadline=0.0)
+    ordered = checked_requests(tiny.requests)
+    with torch.inference_mode():
+        results = {each: tiny.model(*tiny.inputs(each)) for each in ordered}
+    found = [each for each in ordered if exact.check(each, results[each])]
+    assert found == [ordered[0], ordered[-1]]
+    with pytest.raises(WrongResultError):
+        exact.check(ordered[-1], results[ordered[-1]].repeat(1, 2))
+
+
 def test_an_error_is_infinite_where_there_is_nothing_to_compare() -> None:
     exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
     assert relative_error(torch.tensor([3.0, 4.5]), exact) == pytest.approx(0.1)
@@ -342,12 +385,45 @@ def test_a_system_is_measured_in_all_phases(
     assert all(error["ratio"] == pytest.approx(1, abs=0.01) for error in record["errors"])
     fresh = [tuple(request) for request in record["fresh"]["requests"]]
     assert len(set(fresh)) == len(fresh) == trace_worker._FRESH
+    assert len(record["fresh"]["steady_us"]) == len(fresh)
     assert not set(fresh) & set(WORKLOADS["tiny"]().requests)
-    # Cold, two warm passes, pairs of new sizes, three queues.
-    assert record["details"]["calls"] == 5 * (1 + 2 + trace_worker._QUEUES) + 2 * len(fresh)
+    # Cold, two warm passes, five calls at each new size, queues.
+    assert record["details"]["calls"] == 5 * (1 + 2 + trace_worker._QUEUES) + 5 * len(fresh)
+    assert record["positions"] == sum(map(math.prod, requests))
     assert record["queued_us"] > 0
     assert set(record["summary"]) >= {"p50_ms", "p99_ms", "worst_cold_ms", "fresh_ratio", "cpu_us"}
     assert json.loads((tmp_path / "result.json").read_text())["warm"] == record["warm"]
+
+
+def test_the_memory_of_the_largest_request_is_that_of_it_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trace_worker.measure(task_of(tmp_path, trace_worker.EXACT), {})
+    monkeypatch.setitem(peers.PEERS, "shapejit", Fake)
+    record: dict[str, Any] = {}
+    trace_worker.measure(task_of(tmp_path, peers.LARGEST, requests=7), record)
+    assert [each["request"] for each in record["errors"]] == []  # not among the first five
+    assert record["positions"] == 4 * 64
+    assert len(record["cold"]["wall_us"]) == 1
+    assert "fresh" not in record
+    assert set(record["memory_mib"]) >= {"most", "end"}
+
+
+def test_the_number_of_new_sizes_is_the_workloads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = dataclasses.replace(WORKLOADS["tiny"](), new_sizes=3)
+    monkeypatch.setitem(WORKLOADS, "tiny", lambda: workload)
+    monkeypatch.setattr(trace_worker, "_FRESH", 2)
+    few = {"requests": 1, "passes": 1}
+    trace_worker.measure(task_of(tmp_path, trace_worker.EXACT, **few), {})
+    monkeypatch.setitem(peers.PEERS, "shapejit", Fake)
+    counts = []
+    for peer in ("shapejit", "eager"):
+        record: dict[str, Any] = {}
+        trace_worker.measure(task_of(tmp_path, peer, **few), record)
+        counts.append(len(record["fresh"]["requests"]))
+    assert counts == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -418,7 +494,10 @@ def record_of(
 def test_figures_of_a_record() -> None:
     record = record_of(
         [250.0, 2.0, 12.0, 1.0], [1.0, 2.0, 3.0, 1.0],
-        fresh={"first_us": [2.0, 3.0, 9.0], "second_us": [2.0, 2.0, 3.0]},
+        fresh={
+            "first_us": [2.0, 3.0, 9.0], "second_us": [2.0, 2.0, 3.0], "steady_us": [2.0, 2.0, 2.0]
+        },
+        positions=100,
         errors=[
             {"ratio": 0.75, "error": 3.0, "eager": 4.0},
             {"ratio": 4 / 3, "error": 4.0, "eager": 3.0},
@@ -431,6 +510,10 @@ def test_figures_of_a_record() -> None:
     assert (summary["p50_ms"], summary["p99_ms"], summary["worst_warm_ms"]) == (2.0, 3.0, 3.0)
     assert summary["cold_beyond_warm_s"] == pytest.approx(0.258)
     assert (summary["fresh_ratio"], summary["fresh_worst_ms"]) == (1.5, 0.009)
+    assert (summary["fresh_steady_worst"], summary["fresh_over_1_5"]) == (4.5, 1)
+    assert (summary["worst_call_ms"], summary["calls_over_20ms"]) == (250, 1)
+    assert summary["ns_a_position"] == 7e6 / 100
+    assert summary["worst_stall_ms"] == 249
     assert (summary["regions_seen"], summary["worst_first_in_region_ms"]) == (2, 12.0)
     assert (summary["worst_error_ratio"], summary["error_ratio"]) == (1.3333, 1.0)
     assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 3.0
@@ -476,7 +559,7 @@ def test_tables_and_criteria(tmp_path: Path) -> None:
     assert "ours / exact graph, queued: 1.122, worst 1.200, 1 of 2 above 1.10" in text
     assert "ours / captured graph, queued: 0.894, worst 1.000, 0 of 2 above 1.10" in text
     assert "results of the graphs DIFFER at [[2, 1]]" in text
-    held = {what: holds for what, _, _, holds in criteria(systems)}
+    held = {each.what: each.holds for each in criteria("minilm", {"minilm": systems})}
     assert held["warm p50, ms"] is False
     assert held["ours / exact-shape graph, worst"] is False
     assert held["shapes at which graphs give other results"] is False
@@ -501,13 +584,70 @@ def test_checks_that_were_cut_short_answer_nothing(
         "rows": [{"ratio": 1.0}] * shapes, "overall_ratio": 0.9, "worst_ratio": 1.0,
         "alternating_calls": calls, "mismatches": 0,
     }  # fmt: skip
-    held = {what: holds for what, _, _, holds in criteria({"checks": {"checks": checks}})}
+    ours = {"shapejit": record_of([1.0], [1.0])}
+
+    def held_of(more: dict[str, Any]) -> dict[str, bool | None]:
+        found = criteria("minilm", {"minilm": {**ours, **more}})
+        return {each.what: each.holds for each in found}
+
+    held = held_of({"checks": {"checks": checks}})
     names = ("error / eager's, 100 random shapes", "mismatches in 2000 calls")
     assert tuple(held[name] for name in names) == answers
     cut = {"floor": {**FLOOR["floor"], "shapes": 3}}
-    held = {what: holds for what, _, _, holds in criteria({"floor": cut})}
+    held = held_of({"floor": cut})
     assert held["ours / exact-shape graph, worst"] is None
     assert held["shapes at which graphs give other results"] is None
+
+
+def test_goals_of_images() -> None:
+    def fresh(worst: float, sizes: int = 100) -> dict[str, list[float]]:
+        return {"first_us": [worst] + [1.0] * (sizes - 1), "second_us": [1.0] * sizes,
+                "steady_us": [1.0] * sizes}  # fmt: skip
+
+    def ours(build_s: float, worst: float, positions: int, **more: Any) -> dict[str, Any]:
+        built = {"build": {"compile_s": build_s}, "positions": positions}
+        cold, warm = [2.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 3.5]
+        return record_of(cold, warm, fresh=fresh(worst), **built, **more)
+
+    systems = {
+        "resnet": {"shapejit": ours(24, 1.4, 200), "eager": record_of([9.0], [4.0])},
+        "resnet_odd": {"shapejit": ours(26, 1.6, 180)},
+        "unet": {"shapejit": record_of([1.0], [1.0], fresh=fresh(1.0, 99))},
+        "video": {
+            "shapejit": record_of([30.0, 40.0], [25.0, 25.0], memory_mib={"most": 140.0}),
+            "largest": record_of([1.0], [1.0], memory_mib={"most": 100.0}),
+        },
+    }
+
+    def held(workload: str) -> dict[str, bool | None]:
+        return {each.what: each.holds for each in criteria(workload, systems)}
+
+    resnet, odd, unet, video = map(held, systems)
+    assert resnet["warm p50, ms"] is True
+    assert resnet["warm p99, ms"] is False
+    assert resnet["compile with empty caches, s"] is True
+    assert resnet["first call / steady time, 100 new sizes: worst"] is True
+    assert resnet["worst call after it, ms"] is True
+    assert odd["time a pixel / that of resnet"] is True  # 1.11
+    assert odd["compile with empty caches, s"] is False
+    assert odd["new sizes above 1.5"] is False
+    assert unet["first call / steady time, 100 new sizes: worst"] is None  # of 99
+    assert video["longest stall beyond a size's median, ms"] is True  # 15
+    assert video["memory / that of the largest size alone"] is False  # 1.4
+    assert video["worst call after it, ms"] is None  # nothing to hold
+    lines = criteria_text("resnet", systems).splitlines()
+    assert any("best peer's p50 / ours (eager)" in line and "4.00" in line for line in lines)
+    assert criteria("tiny", {**systems, "tiny": systems["unet"]}) == []
+    assert criteria("resnet", {}) == []
+
+
+def test_a_criterion_says_what_it_holds() -> None:
+    lines = {
+        Criterion("ratio", 2, 1.5, ".2f", least=True): ["ratio", ">=", "2", "1.50", "NO"],
+        Criterion("ms", 1.2, None): ["ms", "<=", "1.2", "-", "-"],
+        Criterion("MiB", None, 7.0, ".0f"): ["MiB", "7", "-"],
+    }
+    assert all(str(each).split() == words for each, words in lines.items())
 
 
 def test_percentiles_are_those_of_all_warm_calls() -> None:
@@ -561,13 +701,17 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
         **{"compile-auto": {"stopped": "after 9 s"}, "compile-dynamic": {"build_s": 2}},
     )  # fmt: skip
     results = {"runs": [done]}
-    assert traces.todo(options, results, "tiny") == [
-        *("eager", "shapejit", "buckets", "compile-marked", "buckets-compiled", "compile-auto"),
-    ]
+    anchors = ["eager", "shapejit"]
+    assert traces.todo(options, results, "tiny") == (
+        anchors, ["buckets", "compile-marked", "buckets-compiled", "compile-auto"]
+    )  # fmt: skip
     again = arguments(tmp_path, "--peers", "checks", "--again")
-    assert traces.todo(again, results, "tiny") == ["eager", "shapejit", "checks"]
+    assert traces.todo(again, results, "tiny") == (anchors, ["checks"])
     other = arguments(tmp_path, "--peers", "checks", "--requests", "4")
-    assert "checks" in traces.todo(other, results, "tiny")
+    assert traces.todo(other, results, "tiny") == (anchors, ["checks"])
+    asked = arguments(tmp_path, "--peers", "largest,floor")
+    assert traces.todo(asked, results, "tiny") == (anchors, ["largest"])
+    assert traces.todo(asked, results, "video") == ([*anchors, "largest"], [])
 
 
 def test_later_runs_replace_earlier_records_unless_they_failed(tmp_path: Path) -> None:
@@ -631,6 +775,49 @@ def test_what_a_stopped_or_broken_process_left_is_kept(
     broken = session.measure("shapejit")
     assert broken["build_s"] == 1.0
     assert broken["error"] == "the process ended with 3: trouble"
+
+
+def test_all_models_come_before_what_else_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def measure(session: Any, peer: str) -> dict[str, Any]:
+        seen.append((session.workload, peer))
+        wrong = {"error": "wrong"} if peer == "checks" else {}
+        return {"process_s": 1.0, **record_of([2.0], [1.0]), **wrong}
+
+    monkeypatch.setattr(traces.Session, "measure", measure)
+    options = arguments(tmp_path, "--peers", "buckets,checks")
+    options.workloads = ["tiny", "video"]
+    assert not traces.run(options, {"runs": []})
+    assert seen == [
+        *(("tiny", peer) for peer in ("exact", "eager", "shapejit")),
+        *(("video", peer) for peer in ("exact", "eager", "shapejit", "largest")),
+        *((workload, peer) for workload in ("tiny", "video")
+          for peer in ("exact", "buckets", "checks")),
+    ]  # fmt: skip
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [run["setting"]["workload"] for run in written["runs"]] == ["tiny", "video"]
+    assert set(written["runs"][1]["systems"]) == {
+        "eager", "shapejit", "largest", "buckets", "checks"
+    }  # fmt: skip
+    assert "memory / that of the largest size alone" in capsys.readouterr().out
+
+
+def test_kernels_are_kept_for_what_measures_no_compile(tmp_path: Path) -> None:
+    session = traces.Session(arguments(tmp_path), "tiny", tmp_path, 0.0)
+
+    def cache(peer: str) -> Path:
+        return Path(session._environment(peer, tmp_path / "own")["SHAPEJIT_CACHE_DIR"])
+
+    kept = cache("shapejit")
+    kept.mkdir(parents=True)
+    assert cache("floor") == cache("checks") == cache("largest") == kept
+    assert kept.exists()
+    assert cache("eager") == tmp_path / "own" / "shapejit"
+    cache("shapejit")
+    assert not kept.exists()  # its compile starts with nothing
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
