@@ -15,7 +15,11 @@ picks with benchmarks differs from run to run, so a comparison takes the lower t
     for i in 1 2 3; do python bench/conv.py --output conv-$i.json; done
     python bench/conv.py --lower conv-1.json conv-2.json conv-3.json
 
-``--halo`` times every schedule of the family halo beside the chosen ones, where it suits a layer.
+``--halo`` times every schedule of the family halo beside the chosen ones, where it suits a layer;
+``--nearest 12`` the twelve that the cost model puts first, of depthwise layers all that it knows.
+From such runs ``python -m shapejit.passes.buckets.fit_conv`` fits it. A layer of one tap that sees
+every pixel is a matrix product, as in programs. ``--element f32`` measures factors that are rounded
+to tf32, ``f16`` those.
 
 Results are checked against float64 before they are timed. Calls are captured into CUDA graphs and
 replayed in a shuffled order, in bursts and sustained, as in ``gemm.py``; figures are the best
@@ -26,20 +30,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import mlir.ir as ir
 import torch
 from kernel_cells import Cell, Expected
+from kernel_ranking import ranking
 from kernel_runs import Record, parser_of, run, summary
 from torch import Tensor
 from torch.nn import functional
 
+from shapejit import ir as sir
+from shapejit.passes.nvgpu.conv.depthwise_choice import candidates
+from shapejit.passes.nvgpu.conv.problem import conv_problem
 from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES
 from unit.cpu_convs import Layer, kernel_text
+from unit.cpu_kernels import access, tensor
 
-ELEMENT, DTYPE = "bf16", torch.bfloat16
-HALF_ULP, FLOOR = 2.0**-8, 2.0**-14
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+#: By how much of itself, and of the largest element, an element may be off. tf32 has 11 bits, of
+#: each factor.
+ERRORS = {"bf16": (2.0**-8, 2.0**-14), "f16": (2.0**-11, 2.0**-14), "f32": (0.0, 2.0**-9)}
 
 #: Height, width, channels, filters, taps along a side, stride, padding.
 Shape = tuple[int, int, int, int, int, int, int]
@@ -117,7 +129,7 @@ def cudnn(benchmark: bool, cell: ConvCell) -> Callable[..., Tensor]:
     def call(x: Tensor, weight: Tensor) -> Tensor:
         image = x.permute(0, 3, 1, 2)
         filters = cell.filters(weight)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=True):
             return functional.conv2d(
                 image, filters, None, layer.strides, layer.padding[0][0], 1, layer.groups
             )
@@ -133,31 +145,50 @@ class ConvCell(Cell):
     apart, channels and filters.
 
     Attributes:
-        layer: the layer; its filters have their channels last, unless it is depthwise.
+        layer: the layer; its filters are packed as in programs.
+        nearest: how many schedules to measure beside the chosen one.
     """
 
     layer: Layer
+    nearest: int = 0
 
     def text(self) -> str:
-        return kernel_text(self.layer)
+        whole = is_product(self.layer)
+        text = product_text(self.layer) if whole else kernel_text(self.layer)
+        if self.layer.element != "f32":
+            return text
+        before, arrow, result = text.rpartition(" -> tensor<" if whole else " -> affine_map<")
+        return f"{before} {{shapejit.factors = tf32}}{arrow}{result}"
+
+    def more(self) -> list[str]:
+        if not self.nearest:
+            return []
+        if self.layer.groups > 1:
+            return depthwise_variants(self.text())
+        ranked = ranking(self.text(), self.sizes[:3])
+        return [str(schedule) for schedule, _ in ranked[: self.nearest]]
 
     def operands(self) -> list[Tensor]:
         layer, (n, *image) = self.layer, self.sizes[:3]
+        dtype = DTYPES[layer.element]
         inside, outside = layer.groups * layer.inside, layer.groups * layer.outside
-        x = torch.randn(n, *image, inside, device="cuda").to(DTYPE)
+        x = torch.randn(n, *image, inside, device="cuda").to(dtype)
         scale = (layer.inside * layer.taps[0] * layer.taps[1]) ** -0.5
-        if layer.panel is None:
-            weight = torch.randn(outside, layer.inside, *layer.taps, device="cuda") * scale
+        if layer.taps_first:
+            weight = torch.randn(*layer.taps, outside, device="cuda") * scale
         else:
             shape = (layer.groups, layer.outside, *layer.taps, layer.inside, 1)
             weight = torch.randn(shape, device="cuda") * scale
-        result = torch.empty(n, *layer.pixels(image), outside, device="cuda", dtype=DTYPE)
-        return [x, weight.to(DTYPE), result]
+        result = torch.empty(n, *layer.pixels(image), outside, device="cuda", dtype=dtype)
+        weight = weight.to(dtype)
+        if layer.taps_first:  # a copy that is no part of torch's time
+            weight.as_torch = weight.permute(2, 0, 1).unsqueeze(1).contiguous()
+        return [x, weight, result]
 
     def filters(self, weight: Tensor) -> Tensor:
-        """Filters as torch takes them, [k, c, r, s], in the memory of the operand."""
-        if self.layer.panel is None:
-            return weight
+        """Filters as torch takes them, [k, c, r, s]: depthwise ones in memory of their own."""
+        if self.layer.taps_first:
+            return weight.as_torch
         return weight.flatten(0, 1).squeeze(-1).permute(0, 3, 1, 2)
 
     def expected(self, operands: Sequence[Tensor]) -> list[Expected]:
@@ -168,7 +199,8 @@ class ConvCell(Cell):
             first, self.filters(weight).double(), None, layer.strides, layer.padding[0][0], 1,
             layer.groups,
         ).permute(0, 2, 3, 1)  # fmt: skip
-        return [Expected(slice(0, 1), value, HALF_ULP * value.abs() + FLOOR * value.abs().max())]
+        own, floor = ERRORS[layer.element]
+        return [Expected(slice(0, 1), value, own * value.abs() + floor * value.abs().max())]
 
     def peers(self) -> dict[str, Callable[..., Tensor]]:
         return {"cudnn, benchmarks": cudnn(True, self), "cudnn": cudnn(False, self)}
@@ -183,6 +215,30 @@ class ConvCell(Cell):
         return 2.0 * n * height * width * layer.groups * layer.outside * layer.inside * taps
 
 
+def is_product(layer: Layer) -> bool:
+    """Whether programs have a matrix product for a layer."""
+    return layer.taps == (1, 1) and layer.strides == (1, 1) and layer.groups == 1
+
+
+def product_text(layer: Layer) -> str:
+    """The kernel of such a layer, over [pixels of all images, filters, channels]."""
+    pixels, (k, c) = "s0 * s1 * s2", (layer.outside, layer.inside)
+    x, w, y = (tensor(layer.element, *sizes) for sizes in ((pixels, c), (k, c), (pixels, k)))
+    return f"""
+      shapejit.kernel @k symbols 3 (%x: {x}, %w: {w}) {{
+        %0 = shapejit.gemm over [{pixels}, {k}, {c}]
+            lhs(%x at {access(3, "d0, d2")} : {x}) rhs(%w at {access(3, "d1, d2")} : {w}) -> {y}
+        shapejit.yield %0 : {y}
+      }}"""
+
+
+def depthwise_variants(text: str) -> list[str]:
+    """All schedules that are considered for a depthwise layer."""
+    with ir.Context(), ir.Location.unknown():
+        kernel = sir.kernels(ir.Module.parse(text))["k"]
+        return list(map(str, candidates(conv_problem(kernel))))
+
+
 def bounds_of(*sizes: int) -> tuple[tuple[int, int], ...]:
     """Ranges that a program might have: up to the next power of two."""
     return tuple((1, 1 << max(each - 1, 0).bit_length()) for each in sizes)
@@ -192,7 +248,7 @@ def cell_of(group: str, kind: str, n: int, shape: Shape) -> ConvCell:
     height, width, inside, outside, taps, stride, pad = shape
     layer = Layer(
         (taps, taps), inside=inside, outside=outside, strides=(stride, stride),
-        padding=((pad, pad), (pad, pad)), element=ELEMENT, panel=1,
+        padding=((pad, pad), (pad, pad)), element="bf16", panel=1,
     )  # fmt: skip
     sizes = (n, height, width, inside, outside)
     return ConvCell(group, kind, sizes, bounds_of(n, height, width), layer)
@@ -201,7 +257,7 @@ def cell_of(group: str, kind: str, n: int, shape: Shape) -> ConvCell:
 def depthwise_cell(n: int, size: int, channels: int, taps: int, stride: int, pad: int) -> ConvCell:
     layer = Layer(
         (taps, taps), inside=1, outside=1, groups=channels, strides=(stride, stride),
-        padding=((pad, pad), (pad, pad)), element=ELEMENT,
+        padding=((pad, pad), (pad, pad)), element="bf16", taps_first=True,
     )  # fmt: skip
     kind = f"depthwise {taps}x{taps}"
     sizes = (n, size, size, channels, channels)
@@ -222,6 +278,15 @@ def all_cells() -> list[ConvCell]:
     return found + [depthwise_cell(n, *each) for each in DEPTHWISE for n in (1, 16)]
 
 
+def of_element(cell: ConvCell, element: str) -> ConvCell | None:
+    """A cell with operands of another type; None if no kernel here computes it."""
+    if element == "bf16":
+        return cell
+    if element == "f32" and (cell.layer.groups > 1 or cell.layer.inside % 4):
+        return None
+    return replace(cell, kind=f"{cell.kind}, {element}", layer=replace(cell.layer, element=element))
+
+
 def lower(paths: Sequence[Path]) -> None:
     """Prints the summary of runs, with the lower time of each provider in each cell."""
     best: dict[tuple[object, ...], Record] = {}
@@ -239,6 +304,10 @@ def lower(paths: Sequence[Path]) -> None:
 def main() -> None:
     parser = parser_of(__doc__, ("known", "others", "depthwise"))
     parser.add_argument("--halo", action="store_true", help="measure all schedules with a halo too")
+    parser.add_argument(
+        "--nearest", type=int, default=0, help="measure so many that the cost model puts first"
+    )
+    parser.add_argument("--element", choices=DTYPES, default="bf16", help="type of the operands")
     parser.add_argument("--lower", type=Path, nargs="*", help="the lower times of these results")
     arguments = parser.parse_args()
     if arguments.lower:
@@ -246,7 +315,9 @@ def main() -> None:
         return
     if arguments.halo:
         arguments.variants += map(str, HALO_CANDIDATES)
-    run("conv", all_cells(), arguments)
+    typed = (of_element(cell, arguments.element) for cell in all_cells())
+    cells = [replace(cell, nearest=arguments.nearest) for cell in typed if cell is not None]
+    run("conv" if arguments.element == "bf16" else f"conv-{arguments.element}", cells, arguments)
 
 
 if __name__ == "__main__":

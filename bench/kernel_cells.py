@@ -24,6 +24,7 @@ import mlir.ir as ir
 import torch
 from gemm import Call
 from gemm_chain import block_calls
+from kernel_ranking import launched
 from torch import Tensor
 
 from shapejit import ir as sir
@@ -87,6 +88,10 @@ class Cell:
     def text(self) -> str:
         """The IR of the kernel, whose name is k."""
         raise NotImplementedError
+
+    def more(self) -> Sequence[str]:
+        """Variants to measure beside the chosen one."""
+        return ()
 
     def operands(self) -> list[Tensor]:
         """New random arguments on the GPU, and an empty result behind them."""
@@ -156,27 +161,7 @@ def modelled(text: str, bounds: tuple[tuple[int, int], ...], sizes: Sizes) -> st
     """The same for a product, whose variant the cost model chooses in a program with one launch."""
     passes.register_all()
     with ir.Context(), ir.Location.unknown():
-        alone = ir.Module.parse(text)
-        kernel = sir.kernels(alone)["k"]
-        types = [str(argument.type) for argument in sir.body(kernel).arguments]
-        [result] = (str(v.type) for v in sir.operations(sir.body(kernel))[-1].operands)
-        symbols = "\n".join(
-            f"shapejit.symbol @s{number} {{id = {number}, min = {low}, max = {high}}}"
-            for number, (low, high) in enumerate(bounds)
-        )
-        names = ", ".join(f"s{number}" for number in range(len(bounds)))
-        given = ", ".join(f"%a{number}" for number in range(len(types)))
-        typed = ", ".join(f"%a{number}: {type_}" for number, type_ in enumerate(types))
-        module = ir.Module.parse(f"""
-            module attributes {{shapejit.target = "{H200.target}"}} {{
-              {symbols}
-              {text}
-              func.func @main({typed}) -> {result} {{
-                %r = shapejit.launch @k affine_map<()[{names}] -> ({names})> ({given})
-                    : ({", ".join(types)}) -> {result}
-                return %r : {result}
-              }}
-            }}""")
+        module = ir.Module.parse(launched(text, bounds))
         run_pipeline(module, "shapejit-choose-buckets", stage="choose")
         dispatch = dispatches(module)["k"]
     return dispatch.variants[dispatch.number([axis.evaluate(sizes) for axis in dispatch.axes])]
@@ -228,7 +213,8 @@ def variants_of(cell: Cell, extra: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Variant and form of each of our providers of a cell."""
     variant = chosen(cell.text(), cell.bounds, cell.sizes)
     found = {OURS: (variant, OURS), BY_VALUE: (variant, BY_VALUE)}
-    return found | {name: (name, OURS) for name in extra if name != variant}
+    every = dict.fromkeys([*extra, *cell.more()])
+    return found | {name: (name, OURS) for name in every if name != variant}
 
 
 def prepare(cells: Sequence[Cell], extra: Sequence[str]) -> None:

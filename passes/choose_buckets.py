@@ -120,7 +120,6 @@ class ChooseBuckets(Pass):
     max_regions: int = option(16, help="most regions of sizes with all variants fixed")
     tolerance_percent: int = option(2, help="loss for which neighbouring intervals become one")
     histogram: str = option("", help="expected sizes, name:size=weight,size=weight;name:..")
-    tf32: bool = option(False, help="let products of float32 round their factors to tf32")
     schedules: str = option("", help="candidates, separated by commas; empty for all")
 
     def run(self, module: Any) -> None:
@@ -152,5 +151,4 @@ class ChooseBuckets(Pass):
             tolerance=self.tolerance_percent / 100,
             expected=expected_sizes(sir.symbols(module), parse_histogram(self.histogram)),
             candidates=tuple(map(GemmSchedule.parse, names)) or ALL_CANDIDATES,
-            tf32=self.tf32,
         )

@@ -56,6 +56,12 @@ class Bindings:
         found = [divisor_of(expr, self.divisors) for expr in self.bound(size)]
         return math.gcd(*found) if found else divisor_of(size, {})
 
+    def unit(self, size: Expr) -> int:
+        """The greatest number by which the expressions that a size stands for can be divided: 64 of
+        ``64 * n * h`` and ``192 * n``. 1 if nothing is known, or all are constants."""
+        found = [coefficient for expr in self.bound(size) for _, coefficient in expr.terms]
+        return math.gcd(*found) if any(e.constant is None for e in self.bound(size)) else 1
+
 
 def divisor_of(expr: Expr, divisors: Mapping[int, int]) -> int:
     """The greatest divisor that follows from those of the symbols, term by term."""

@@ -39,7 +39,6 @@ class ChoiceOptions:
         tolerance: loss for which neighbouring intervals become one.
         expected: sizes of the module's symbols, by id.
         candidates: schedules to choose from.
-        tf32: whether products of float32 may round their factors to tf32.
     """
 
     max_variants: int = 8
@@ -47,7 +46,6 @@ class ChoiceOptions:
     tolerance: float = 0.02
     expected: Mapping[int, Counts] = field(default_factory=dict)
     candidates: tuple[GemmSchedule, ...] = ALL_CANDIDATES
-    tf32: bool = False
 
 
 class ChoiceError(ValueError):
@@ -177,8 +175,9 @@ def _candidates(kernel: GemmKernel, options: ChoiceOptions) -> tuple[GemmSchedul
     """The schedules that can compute a kernel."""
     traits = kernel.traits
     if traits.element_bytes == 4:
-        maps = options.tf32 and kernel.unaligned is None
+        maps = kernel.may_round and kernel.unaligned is None
         found = candidates_for(traits, options.candidates, tf32=maps)
+        found = worth_trying(found, traits.weights)
         return found if kernel.on_cuda_cores else tuple(s for s in found if s.tf32)
     if kernel.unaligned is not None:
         return (kernel.fallback,)

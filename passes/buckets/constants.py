@@ -40,8 +40,8 @@ class Constants:
         split_rate: bytes a nanosecond of partial sums through distributed shared memory.
         crowding: how much longer filling takes where clusters that share K read the same rows of
             the weights at once, as there are several tiles along the result's rows.
-        stream: of a fragment of a tile that a streaming kernel hands over, for its flag.
-        stream_rate: bytes a nanosecond of partial sums through the second-level cache.
+        handover: of partial sums through the second-level cache, once they are there.
+        handover_rate: bytes a nanosecond of such sums that a multiprocessor reads.
         interference: the same of multiplying and filling, which share the ports of shared memory.
         leak: share of the shorter of two overlapping times that is seen in the end.
         factors: by `factor_key`, what a schedule's steps take beyond the model; 1 if missing.
@@ -60,8 +60,8 @@ class Constants:
     split: float = 0.45
     split_rate: float = 25.0
     crowding: float = 1.3
-    stream: float = 8.0
-    stream_rate: float = 90.0
+    handover: float = 1.0
+    handover_rate: float = 100.0
     leak: float = 0.15
     interference: float = 0.14
     factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
@@ -99,7 +99,8 @@ def factor_key(schedule: GemmSchedule) -> str:
     """The schedule's name in `Constants.factors`: neither sharing the last wave nor reading weights
     once changes its steps, nor are tf32's other than those of 16 bits."""
     depth = 2 * schedule.depth if schedule.tf32 else schedule.depth  # as many bytes
-    return str(replace(schedule, depth=depth, stream=False, once=False, tf32=False))
+    split = schedule.cluster_split
+    return str(replace(schedule, depth=depth, split=split, stream=False, once=False, tf32=False))
 
 
 def _rounded(value: float) -> float:

@@ -116,7 +116,9 @@ def _beyond(far: int, high: int) -> Integers:
     """Starts of cells between two sizes, the first one left out."""
     count = int(math.log(max(high, 1) / max(far, 1)) / math.log(_FAR_RATIO))
     spread: Integers = np.rint(np.geomspace(max(far, 1), max(high, 1), count + 1)).astype(np.int64)
-    return np.unique(spread[1:])
+    later: Integers = spread[1:]
+    # Ascending as they are; np.unique would first import a module for masked arrays.
+    return later[np.diff(later, prepend=-1) > 0]
 
 
 def _thinned(starts: Integers, limit: int) -> Integers:
@@ -195,7 +197,7 @@ def tile_lengths(schedules: Iterable[GemmSchedule], size: str) -> list[int]:
             case "m" | "n":
                 return schedule.rows * schedule.columns_shared
             case "k":
-                return schedule.depth * schedule.split
+                return schedule.depth * schedule.cluster_split
             case _:
                 return 1
 

@@ -3,15 +3,15 @@
 """What the cost of convolutions in tiles with a halo depends on. docs/cost-model.md states it.
 
 Tiles are 8 pixels wide and some rows high, on one image. How many there are does not follow from
-the number of pixels, along which buckets are cut: it is the mean over the images that a program can
-have with about so many.
+the number of pixels, along which buckets are cut: times are means over the images that a program
+can have with about so many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +28,14 @@ from shapejit.passes.nvgpu.conv.halo_window import (
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.symbolic import Expr
 
-#: What a step of such kernels takes, over what it takes in a matrix product with the same bytes and
-#: products; and one of the kernels in im2col mode that they compete with. From 45 layers and sizes,
-#: in bursts on an H200, of earlier kernels of both kinds.
-STEP_FACTOR: Final = 0.88
-IM2COL_FACTOR: Final = 1.08
-
-# A mean is of so many images with about the same number of pixels, or of this part of all.
-_LEAST_IMAGES, _PART = 8, 256
+# Of a block of channels, by which K is counted.
+_BLOCK_BYTES = 128
+# A mean is of so many images with about the same number of pixels.
+_IMAGES = 16
+# Images of which times are looked at.
+_MOST_IMAGES = 4096
+# Microseconds of a kernel that do not depend on the number of pixels, about.
+_FIXED = 2.5
 # Of a kernel that nothing launches: square images of these sizes.
 _ANY_SIZES = (7, 14, 28, 45, 56, 64, 112, 224)
 
@@ -71,27 +71,47 @@ class ImageShapes:
         if not every or not (there := np.minimum.reduce(every) > 0).any():
             every, there = [side * side, side, side], side > 0
         order = np.argsort(every[0][there], kind="stable")
+        if len(order) > _MOST_IMAGES:
+            order = order[np.linspace(0, len(order) - 1, _MOST_IMAGES).astype(np.int64)]
         return ImageShapes(*(each[there][order].astype(np.float64) for each in every))
 
-    def covered(self, lines: int, pixels: Any) -> Any:
-        """Pixels of all tiles over those of the result: the geometric mean, as the choice weighs
-        logarithms of times.
+    def covered(self, lines: int) -> Any:
+        """Pixels of all tiles over those of the result, of each image.
 
         Args:
             lines: rows of pixels of a tile.
-            pixels: of the results that are asked about.
         """
         high = np.ceil(self.heights / lines) * lines / self.heights
         wide = np.ceil(self.widths / WIDTH) * WIDTH / self.widths
-        sums = np.concatenate([[0.0], np.cumsum(np.log(high * wide))])
+        return high * wide
+
+    def means(self, times: Any, pixels: Any) -> Any:
+        """Geometric mean times of images with about so many pixels, as the choice weighs logarithms
+        of times. Those of other numbers of pixels are taken to take as many times as long as they
+        have pixels, but for what a launch always takes.
+
+        Args:
+            times: microseconds for each image, (images, schedules).
+            pixels: of the results that are asked about.
+
+        Returns:
+            Microseconds, (results, schedules).
+        """
+        growth = np.maximum(1 - _FIXED / times, 0.0)
+        sizes, asked = np.log(self.pixels)[:, np.newaxis], np.log(pixels)[:, np.newaxis]
         every = len(self.pixels)
-        count = min(max(_LEAST_IMAGES, every // _PART), every)
+        count = min(_IMAGES, every)
         # Around the place of a number, or of all that have just that number.
         before = np.searchsorted(self.pixels, pixels)
         after = np.searchsorted(self.pixels, pixels, side="right")
         first = np.clip(before - np.maximum(count - (after - before), 0) // 2, 0, every - count)
         last = np.maximum(after, first + count)
-        return np.exp((sums[last] - sums[first]) / (last - first))
+
+        def mean(values: Any) -> Any:
+            sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
+            return (sums[last] - sums[first]) / (last - first)[:, np.newaxis]
+
+        return np.exp(mean(np.log(times) - growth * sizes) + asked * mean(growth))
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,8 @@ class HaloTraits:
 
     def suits(self, schedule: GemmSchedule) -> bool:
         """Whether a schedule is for such a convolution."""
+        if schedule.depth < _block(schedule) and counted_depth(schedule, self) == schedule.depth:
+            return False  # there are no fewer channels to fill up
         if not schedule.resident:
             return True
         return not self.groups and self.filters is not None and self.filters <= schedule.rows
@@ -125,6 +147,18 @@ def fits(device: Device, schedule: GemmSchedule, traits: HaloTraits, other_bytes
     """
     free = device.shared_bytes - device.shared_reserved - other_bytes
     return traits.suits(schedule) and pixel_tiles(schedule, traits.window, free) > 0
+
+
+def counted_depth(schedule: GemmSchedule, traits: HaloTraits) -> float:
+    """How much of K a stage has, as K is counted: in whole blocks, the last one filled up."""
+    window, block = traits.window, _block(schedule)
+    whole, own = window.stages(block), window.stages(schedule.depth)
+    return schedule.depth if not whole or not own else whole * block / own
+
+
+def _block(schedule: GemmSchedule) -> int:
+    """Channels of a whole block."""
+    return _BLOCK_BYTES // schedule.element_bytes
 
 
 def loaded_bytes(schedule: GemmSchedule, traits: HaloTraits) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shapejit import ir as sir
+from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.buckets.bindings import Bindings
 from shapejit.passes.buckets.grid import GemmSize, Integers, SizeFunction, SizeOnAxis
 from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
@@ -53,6 +54,7 @@ class GemmKernel:
             if they can.
         fallback: the schedule that does without tensor maps.
         on_cuda_cores: whether kernels without tensor cores can compute it, if it is of float32.
+        may_round: whether factors of float32 may be rounded to tf32.
     """
 
     name: str
@@ -64,6 +66,7 @@ class GemmKernel:
     unaligned: str | None
     fallback: GemmSchedule = UNALIGNED
     on_cuda_cores: bool = True
+    may_round: bool = False
 
 
 def gemm_kernel(name: str, kernel: Any, bindings: Bindings) -> GemmKernel:
@@ -87,14 +90,17 @@ def _product_kernel(
         "batch": product(space[: problem.m]),
     }
     axes = _axes(list(exprs.values()))
+    units = [bindings.unit(axis) for axis in axes]
     return GemmKernel(
         name=name,
         op=kernel,
         bindings=bindings,
         traits=traits,
-        axes=axes,
-        sizes={name: _size(expr, axes) for name, expr in exprs.items()},
+        # Layers of a network have 64, 16 or 4 times as many pixels as the last one: one axis.
+        axes=tuple(axis // unit for axis, unit in zip(axes, units, strict=True)),
+        sizes={name: _in_units(_size(expr, axes), units) for name, expr in exprs.items()},
         unaligned=_unaligned(problem, bindings),
+        may_round=any(map(may_round, sir.operations(sir.body(kernel)))),
     )
 
 
@@ -115,6 +121,7 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) ->
         extra_bytes=_matrix_bytes(problem),
         lhs_share=_pixels_share(problem),
         halo=_halo_traits(problem, bindings, samples),
+        conv=True,
     )
     made = _product_kernel(name, kernel, bindings, problem, traits)
     if not is_half(conv.element):
@@ -151,8 +158,6 @@ def _over_few_channels(
 def _halo_traits(problem: ConvProduct, bindings: Bindings, samples: Samples) -> HaloTraits | None:
     """What tiles with a halo depend on; None if the taps share no pixels, or no map reads them."""
     conv = problem.conv
-    if not is_half(conv.element):
-        return None
     try:
         product = HaloProduct.of(conv, problem.depth)
         lhs_matrix(product)
@@ -193,6 +198,14 @@ def _size(size: Expr, axes: Sequence[Expr]) -> GemmSize:
         return SizeOnAxis(axes.index(size), _identity)
     [symbol] = size.symbols()
     return SizeOnAxis(axes.index(Expr.symbol(symbol)), _evaluator(size, symbol))
+
+
+def _in_units(size: GemmSize, units: Sequence[int]) -> GemmSize:
+    """A size as a function of an axis that counts units."""
+    if isinstance(size, int) or (unit := units[size.axis]) == 1:
+        return size
+    function = size.function
+    return SizeOnAxis(size.axis, lambda values: function(values * unit))
 
 
 def _identity(values: Integers) -> Integers:

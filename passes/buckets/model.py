@@ -11,14 +11,15 @@ one evaluation. In short::
     together(a, b) = max(a, b), and a little more if the other one is nearly as long
 
 The grids are persistent. The busiest multiprocessor has ``ceil(tiles / resident clusters)`` tiles,
-except that a streaming kernel shares those of the last wave, by its rule in `nvgpu/scheduling.py`.
+except that some kernels share those of the last wave, by the rules in `nvgpu/split_rule.py` and,
+with *stream*, in `nvgpu/scheduling.py`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ import numpy.typing as npt
 
 from shapejit.passes.buckets import halo
 from shapejit.passes.buckets.constants import Constants, constants_of, factor_key
+from shapejit.passes.buckets.conv_factors import ConvFactors, conv_factors_of
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.buckets.halo import HaloTraits
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
@@ -33,6 +35,7 @@ from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.simt import cost as simt
 from shapejit.passes.nvgpu.simt.cost import partial_bytes
 from shapejit.passes.nvgpu.simt.tiling import Tiling
+from shapejit.passes.nvgpu.split_rule import LEAST_STAGES, lead
 
 Bounds: TypeAlias = npt.NDArray[np.int8]
 
@@ -53,6 +56,8 @@ _MOST_CTAS: Final = 2
 _KEPT_SHARE: Final = 0.5
 # Of a number of tiles that is a mean.
 _ROUNDING: Final = 1e-6
+# Of tiles that cover what there is, but for the last ones.
+_WHOLE: Final = np.ones((1, 1))
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
@@ -130,7 +135,7 @@ def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
         return 0  # stored straight from registers
     line = min(columns, 128) if schedule.family == "persistent" else _ROWS
     staged = schedule.consumers * _ROWS * line * 2
-    if schedule.split == 1:
+    if schedule.cluster_split == 1:
         return staged
     # Every CTA of the cluster owns some groups of 8 columns and gets the others' sums of them.
     part = -(-(columns // 8) // schedule.split)
@@ -189,6 +194,7 @@ class CostModel:
         schedules: the candidates, in the order of the results' last axis.
         traits: of the problems.
         constants: rates of the device; those on record by default.
+        conv_factors: of the steps of convolutions; those on record by default.
 
     Raises:
         ValueError: there are no schedules, or one does not fit on a multiprocessor; see `fitting`.
@@ -200,13 +206,23 @@ class CostModel:
         schedules: Sequence[GemmSchedule],
         traits: GemmTraits | None = None,
         constants: Constants | None = None,
+        conv_factors: ConvFactors | None = None,
     ) -> None:
         self.device, self.schedules = device, tuple(schedules)
         if not self.schedules:
             raise ValueError("a cost model of no schedules has nothing to compare")
         self.traits = traits or GemmTraits()
         self.constants = constants or constants_of(device.name)
-        self._columns = _Columns(device, self.schedules, self.traits, self.constants)
+        if self.traits.conv and conv_factors is None:
+            conv_factors = conv_factors_of(device.name)
+        self._every = _Schedules(self.schedules, device, self.traits, self.constants, conv_factors)
+        lines = halo.lines_of(self.schedules)
+        self._tiled = [number for number, each in enumerate(lines) if each]
+        if self._tiled:
+            tiled = [self.schedules[number] for number in self._tiled]
+            self._tiles = _Schedules(tiled, device, self.traits, self.constants, conv_factors)
+            shapes = _halo(self.traits).shapes
+            self._covered = np.array([shapes.covered(lines[number]) for number in self._tiled])
 
     def times(self, sizes: GemmSizes) -> Array:
         """Microseconds, (problems, schedules)."""
@@ -214,18 +230,67 @@ class CostModel:
 
     def parts(self, sizes: GemmSizes) -> Parts:
         """The same with where they go."""
+        made = self._every.parts(sizes, _WHOLE)
+        if not self._tiled:
+            return made
+        time = made.time.copy()
+        time[:, self._tiled] = self._mean_times(sizes)
+        return replace(made, time=time)
+
+    def _mean_times(self, sizes: GemmSizes) -> Array:
+        """Of schedules with a halo, (problems, schedules): means over images of so many pixels."""
+        shapes = _halo(self.traits).shapes
+        pixels, *others = (each[0] for each in sizes.arrays())
+        found = np.empty((len(pixels), len(self._tiled)))
+        rows = np.stack(others, axis=1)
+        for n, k, batch in np.unique(rows, axis=0):
+            problem = GemmSizes(shapes.pixels, n, k, batch, self.traits)
+            times = self._tiles.parts(problem, self._covered).time
+            here = (rows == (n, k, batch)).all(axis=1)
+            found[here] = shapes.means(times, pixels[here])
+        return found
+
+
+class _Schedules:
+    """The model's formulas for some schedules.
+
+    Args:
+        schedules: of which a multiprocessor holds a CTA.
+        device, traits, constants: as in `CostModel`.
+        conv_factors: of convolutions; None for other products.
+    """
+
+    def __init__(
+        self,
+        schedules: Sequence[GemmSchedule],
+        device: Device,
+        traits: GemmTraits,
+        constants: Constants,
+        conv_factors: ConvFactors | None,
+    ) -> None:
+        self.device, self.traits, self.constants = device, traits, constants
+        factors = [_factor(constants, schedule, traits, conv_factors) for schedule in schedules]
+        self._columns = _Columns(device, schedules, traits, constants, factors)
+
+    def parts(self, sizes: GemmSizes, covered: Array) -> Parts:
+        """Times and where they go.
+
+        Args:
+            covered: rows of the lhs that tiles have, over those that there are: of tiles with a
+                halo, which do not reach from image to image; (schedules, problems).
+        """
         m, n, k, batch = sizes.arrays()
         c, s = self.constants, self._columns
         # An empty sum still launches and stores; a tile of an empty result costs nothing.
         rows, columns = np.where(s.swapped, n, m), np.where(s.swapped, m, n)
         steps = np.ceil(k / s.depth)
         row_tiles = np.ceil(rows / s.rows)
-        column_tiles = np.ceil(columns * s.covered(m) / s.columns - _ROUNDING)
+        column_tiles = np.ceil(columns * covered / s.columns - _ROUNDING)
         clusters = batch * row_tiles * column_tiles
         tiles = np.ceil(clusters / s.resident)
         work, handed_over = self._work(clusters, tiles, steps)
         tensor, latency = work * s.step_of(tiles), self._latency(tiles, work)
-        crowding = np.where((s.split > 1) & (column_tiles > 1), c.crowding, 1.0)
+        crowding = np.where((s.cluster_split > 1) & (column_tiles > 1), c.crowding, 1.0)
         fill = work * s.fill_step * crowding
         moved = self._bytes(m, n, k, batch, row_tiles, column_tiles)
         memory = moved / (1e3 * c.memory_rate)
@@ -233,7 +298,7 @@ class CostModel:
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
         overlapped = _together(_together(busy, cache, c.interference), memory, c.leak)
         # Of two consumers that take turns, one multiplies while the other stores.
-        hidden = np.where(s.turns, busy / np.maximum(tiles, 1), 0.0)
+        hidden = np.where(s.turns, overlapped / np.maximum(tiles, 1), 0.0)
         exposed = np.where(s.turns, np.maximum(s.epilogue - hidden, 0.0) / 2, s.epilogue)
         more = np.maximum(np.ceil(tiles / s.ctas_per_sm) - 1, 0)
         epilogue = s.epilogue + more * exposed + handed_over
@@ -245,8 +310,8 @@ class CostModel:
     def _work(self, clusters: Array, tiles: Array, steps: Array) -> tuple[Array, Array]:
         """Steps of the busiest multiprocessor, and the time to hand partial sums over."""
         s = self._columns
-        whole = tiles * np.ceil(steps / s.split)
-        if not s.any_stream:
+        whole = tiles * np.ceil(steps / s.cluster_split)
+        if not s.any_handover:
             return whole, np.broadcast_to(s.split_cost, whole.shape)
         waves = np.floor(clusters / s.resident)
         rest = clusters - waves * s.resident
@@ -255,11 +320,19 @@ class CostModel:
         sharers = np.maximum(sharers, 1)
         worth = 100 * steps > np.floor(SHARED_TILE * left / sharers) + 100 * HANDOVER_STAGES
         streams = s.stream & (rest > 0) & worth
-        work = np.where(streams, waves * steps + np.ceil(left / sharers), whole)
         # Whoever finishes a tile adds up the sums of the others that have a part of it.
         others = np.ceil(sharers / np.maximum(rest, 1))
-        handover = self.constants.stream + others * s.partial_time
-        return work, np.where(streams, handover, s.split_cost)
+        parts = np.ones_like(rest)
+        for count in range(2, s.most_parts + 1):
+            deep = steps >= s.lead + LEAST_STAGES * count
+            parts += (s.handed_split >= count) & (rest > 0) & (rest * count <= s.resident) & deep
+        splits = parts > 1
+        given = np.floor(np.maximum(steps - s.lead, 0) / parts)
+        others = np.where(splits, parts - 1, others)
+        work = np.where(streams, waves * steps + np.ceil(left / sharers), whole)
+        work = np.where(splits, waves * steps + steps - (parts - 1) * given, work)
+        handover = self.constants.handover + others * s.partial_time
+        return work, np.where(streams | splits, handover, s.split_cost)
 
     def _latency(self, tiles: Array, work: Array) -> Array:
         """Little's law: a ring of n stages delivers one stage each n-th of the latency."""
@@ -307,6 +380,7 @@ class _Columns:
         schedules: Sequence[GemmSchedule],
         traits: GemmTraits,
         constants: Constants,
+        factors: Sequence[float],
     ) -> None:
         for schedule in schedules:
             if not resident_ctas(device, schedule, traits):
@@ -317,17 +391,19 @@ class _Columns:
 
         c = constants
         rows, columns = column([s.rows for s in schedules]), column([s.columns for s in schedules])
-        factor = column([_factor(c, s, traits) for s in schedules])
+        factor = column(factors)
         self.ctas_per_sm = column([resident_ctas(device, s, traits) for s in schedules])
-        self.depth = column([s.depth for s in schedules])
+        self.depth = column([_counted_depth(s, traits) for s in schedules])
         self.stages = column([_stages(device, s, traits) for s in schedules])
-        self._halo, self._lines = traits.halo, halo.lines_of(schedules)
-        self.split = column([s.split for s in schedules])
+        self.cluster_split = column([s.cluster_split for s in schedules])
+        self.handed_split = column([s.split / s.cluster_split for s in schedules])
+        self.lead = column([lead(s) for s in schedules])
+        self.most_parts = max(s.split // s.cluster_split for s in schedules)
         self.swapped = np.array([[s.swapped] for s in schedules])
         self.stream = np.array([[s.stream] for s in schedules])
         # Also of those with resident filters each consumer has tiles of its own.
         self.turns = np.array([[s.turns or s.resident] for s in schedules])
-        self.any_stream = bool(self.stream.any())
+        self.any_handover = bool(self.stream.any() or self.most_parts > 1)
         # Of a cluster, in rows and columns of the result's tiles.
         self.rows = rows * column([s.columns_shared for s in schedules])
         self.columns = columns * column([s.rows_shared for s in schedules])
@@ -336,7 +412,8 @@ class _Columns:
         clustered = column([s.cluster > 1 for s in schedules])
         first = column([_first_bytes(s, traits) for s in schedules]) / (1e3 * c.fill_rate)
         self.launch = c.launch + c.latency + c.cluster_launch * clustered + first
-        cycles = rows / _ROWS * self.depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
+        depth = column([s.depth for s in schedules])
+        cycles = rows / _ROWS * depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
         cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
         rate = 1e3 * device.clock_ghz * c.tensor_efficiency
         self._simt = np.array([[s.family == "simt"] for s in schedules])
@@ -347,25 +424,14 @@ class _Columns:
         self.fill_step = loaded / (1e3 * c.fill_rate) * factor
         cluster = column([s.cluster for s in schedules])
         # What all CTAs of a cluster ask for, for a stage of K.
-        self.asked = cluster * loaded / self.split
+        self.asked = cluster * loaded / self.cluster_split
         stored = rows * columns * (traits.result_bytes + traits.extra_bytes)
         self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
         partial = rows * columns * 4.0 * traits.weights
-        splits = self.split - 1.0
-        self.split_cost = np.where(
-            splits > 0, c.split + splits * partial / self.split / (1e3 * c.split_rate), 0.0
-        )
-        self.partial_time = partial / (1e3 * c.stream_rate)
-
-    def covered(self, m: Array) -> Array:
-        """Rows of the lhs that tiles have, over those that there are: of tiles with a halo, which
-        do not reach from image to image."""
-        if not any(self._lines):
-            return np.ones((1, 1))
-        assert self._halo is not None
-        shapes, [rows] = self._halo.shapes, m
-        ones = np.ones_like(rows)
-        return np.array([shapes.covered(n, rows) if n else ones for n in self._lines])
+        splits = self.cluster_split - 1.0
+        sent = splits * partial / self.cluster_split
+        self.split_cost = np.where(splits > 0, c.split + sent / (1e3 * c.split_rate), 0.0)
+        self.partial_time = partial / (1e3 * c.handover_rate)
 
     def step_of(self, tiles: Array) -> Array:
         """Time of a multiprocessor to multiply a stage, if it has so many tiles."""
@@ -375,13 +441,25 @@ class _Columns:
         return time
 
 
-def _factor(constants: Constants, schedule: GemmSchedule, traits: GemmTraits) -> float:
-    """What is particular to a schedule's steps."""
-    known = constants.factors.get(factor_key(schedule))
-    if schedule.family == "halo":
-        return halo.STEP_FACTOR if known is None else known
-    other = 1.0 if traits.halo is None else halo.IM2COL_FACTOR
-    return other * (1.0 if known is None else known)
+def _factor(
+    constants: Constants,
+    schedule: GemmSchedule,
+    traits: GemmTraits,
+    conv_factors: ConvFactors | None,
+) -> float:
+    """What is particular to a schedule's steps, if need be in convolutions."""
+    known = constants.factors.get(factor_key(_twin(schedule, traits)), 1.0)
+    return known if conv_factors is None else known * conv_factors.of(schedule)
+
+
+def _twin(schedule: GemmSchedule, traits: GemmTraits) -> GemmSchedule:
+    """The schedule whose steps those of a schedule are like: tiles of two weights, which lie side by
+    side, are like one of a weight that is as wide as both."""
+    if traits.weights == 1:
+        return schedule
+    if schedule.swapped:
+        return replace(schedule, rows=traits.weights * schedule.rows)
+    return replace(schedule, columns=traits.weights * schedule.columns)
 
 
 def _stages(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
@@ -389,6 +467,13 @@ def _stages(device: Device, schedule: GemmSchedule, traits: GemmTraits) -> int:
         return schedule.stages
     other = _STATIC + staging_bytes(schedule, traits)
     return halo.stages(device, schedule, _halo(traits), other)
+
+
+def _counted_depth(schedule: GemmSchedule, traits: GemmTraits) -> float:
+    """How much of K a stage has."""
+    if schedule.family != "halo":
+        return schedule.depth
+    return halo.counted_depth(schedule, _halo(traits))
 
 
 def _first_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:

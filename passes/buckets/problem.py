@@ -35,6 +35,7 @@ class GemmTraits:
         lhs_share: of the elements of the lhs, those that lie in memory: the pixels of a convolution
             are elements of several rows.
         halo: of a convolution whose taps share pixels; None of all other products.
+        conv: whether it is a convolution, which reads its pixels tap by tap.
     """
 
     element_bytes: int = 2
@@ -47,6 +48,7 @@ class GemmTraits:
     rhs_k_major: bool = True
     lhs_share: float = 1.0
     halo: HaloTraits | None = None
+    conv: bool = False
 
 
 @dataclass(frozen=True)

@@ -96,4 +96,29 @@ def stated_kernel(
     sizes = {number: (low or 0, high) for number, (low, high) in enumerate(bounds)}
     axes, buckets = family.choose(kernel, sizes, device)
     stakes = tuple(family.stake(kernel, sizes, device, axes, bucket) for bucket in buckets)
-    return StatedKernel(name, kernel, bindings, tuple(axes), tuple(buckets), stakes)
+    units = [bindings.unit(axis) for axis in axes]
+    counted = tuple(axis // unit for axis, unit in zip(axes, units, strict=True))
+    inside = [
+        (_in_units(bucket, units), stake) for bucket, stake in zip(buckets, stakes, strict=True)
+    ]
+    kept = [(bucket, stake) for bucket, stake in inside if bucket is not None]
+    return StatedKernel(
+        name,
+        kernel,
+        bindings,
+        counted,
+        tuple(bucket for bucket, _ in kept),
+        tuple(stake for _, stake in kept),
+    )
+
+
+def _in_units(bucket: StatedBucket, units: Sequence[int]) -> StatedBucket | None:
+    """A bucket along axes that count units, as those of products do; None if it has no size."""
+    lower, upper, variant, reason = bucket
+    first = tuple(-(-low // unit) for low, unit in zip(lower, units, strict=True))
+    last = tuple(
+        None if high is None else high // unit for high, unit in zip(upper, units, strict=True)
+    )
+    if any(high is not None and low > high for low, high in zip(first, last, strict=True)):
+        return None
+    return first, last, variant, reason

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
+from shapejit.passes.buckets.constants import constants_of
 from shapejit.passes.buckets.device import H200, Device
 from shapejit.passes.buckets.grid import (
     GemmSize,
@@ -76,10 +77,38 @@ class ScheduleTable:
                 f"no schedule of {', '.join(map(str, candidates))} fits on a multiprocessor of "
                 f"{device.name} with {self.traits}"
             )
-        self._model = CostModel(device, usable, self.traits)
+        self._device, self._usable = device, usable
         self._max_variants = max_variants
         self._rows: dict[tuple[int, int, int], _Row] = {}
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def _model(self) -> CostModel:
+        return CostModel(self._device, self._usable, self.traits)
+
+    def description(self) -> dict[str, Any]:
+        """What decides on the choices, beside the sizes and the sources, as JSON values."""
+        return {
+            "traits": asdict(self.traits),
+            "schedules": list(map(str, self._usable)),
+            "device": self._device.name,
+            "constants": constants_of(self._device.name).record(),
+            "max_variants": self._max_variants,
+        }
+
+    def knows(self, n: int, k: int, batch: int = 1) -> bool:
+        """Whether what it gives for these sizes is at hand."""
+        return (n, k, batch) in self._rows
+
+    def adopt(self, n: int, k: int, batch: int, choices: Iterable[tuple[int, str]]) -> None:
+        """Takes over what a table of the same description gave for these sizes.
+
+        Args:
+            choices: of every interval, the first m and the schedule's name.
+        """
+        named = {str(each): each for each in self._usable}
+        starts, names = zip(*choices, strict=True)
+        self._keep(n, k, batch, (list(starts), [named[name] for name in names]))
 
     def choose(self, m: int, n: int, k: int, batch: int = 1) -> GemmSchedule:
         """The schedule for a call."""
@@ -97,12 +126,15 @@ class ScheduleTable:
 
     def _fill(self, n: int, k: int, batch: int) -> _Row:
         row = self._row(n, k, batch)
+        self._keep(n, k, batch, row)
+        return row
+
+    def _keep(self, n: int, k: int, batch: int, row: _Row) -> None:
         with self._lock:
             while len(self._rows) >= _MAX_ROWS:
                 # The oldest one; if it is still in use it is made again, in milliseconds.
                 del self._rows[next(iter(self._rows))]
             self._rows[n, k, batch] = row
-        return row
 
     def _row(self, n: int, k: int, batch: int) -> _Row:
         model = self._model

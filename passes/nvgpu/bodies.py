@@ -2,25 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Scalar bodies of epilogues, emitted into a kernel.
 
-A body is made again op by op. Values of f16 and bf16 are computed in f32, and only an explicit
-`arith.truncf` rounds. Functions of `math` have rules here, since upstream's lowering for GPUs calls
-CUDA's device library; the rest of `arith` goes through upstream.
+A body is made again op by op for every element. Values of f16 and bf16 are computed in f32, and
+only an explicit `arith.truncf` rounds. Functions of `math` have rules here, since upstream's
+lowering for GPUs calls CUDA's device library; the rest of `arith` goes through upstream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlir import ir
 from mlir.dialects import arith
 
 from shapejit import ir as sir
 from shapejit.passes.nvgpu import elementary, ptx
-from shapejit.passes.nvgpu.builder import Type, Value, constant, f32
+from shapejit.passes.nvgpu.builder import Type, Value, constant, f32, index
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.problem import is_half
-from shapejit.symbolic import Expr, map_exprs
+from shapejit.symbolic import map_exprs
+
+if TYPE_CHECKING:
+    from shapejit.passes.nvgpu.function import KernelFunction
 
 _F32_RULES: dict[str, Callable[..., Value]] = {
     "arith.divf": ptx.divide,
@@ -66,63 +69,91 @@ def compute_type(element: Type) -> Type:
     return f32() if is_half(element) else element
 
 
-def emit_body(
-    block: Any, arguments: Sequence[Value], size: Callable[[Expr], Value], *, short: bool
-) -> Value:
-    """Emits a body at the current point and returns what it yields, in its compute type.
+class ScalarBody:
+    """A body, read once and emitted for each of many elements.
+
+    What the result does not need is left out, and so is the last rounding to 16 bits: storing it
+    rounds.
 
     Args:
-        block: ends with ``shapejit.yield`` of one value.
-        arguments: values of the block's arguments, in compute types.
-        size: gives the value of a symbolic size, as of index type.
+        function: the kernel.
+        block: ends with ``shapejit.yield`` of one value; None for one that yields its first
+            argument.
         short: whether functions need no more than the precision of 16-bit results.
 
     Raises:
         LoweringError: it has an op that PTX cannot compute.
     """
-    return _Body(block, arguments, size, short).emit()
 
-
-class _Body:
-    def __init__(
-        self, block: Any, arguments: Sequence[Value], size: Callable[[Expr], Value], short: bool
-    ) -> None:
-        self._block, self._size, self._short = block, size, short
+    def __init__(self, function: KernelFunction, block: Any | None, *, short: bool) -> None:
+        self._function, self._short = function, short
         self._rules = _SHORT_RULES if short else _F32_RULES
-        self._values: dict[Value, Value] = dict(zip(block.arguments, arguments, strict=True))
+        self._slots: dict[Value, int] = {}
+        self._values = 0  # how many there are after the steps
+        self._steps: list[_Step] = []
+        self._result = 0
+        if block is not None:
+            self._read_block(block)
 
-    def emit(self) -> Value:
-        for op in sir.operations(self._block):
-            if op.name == "shapejit.yield":
-                [result] = op.operands
-                return self._unrounded(result)
-            if not self._only_plus_one(op):
-                self._values.update(zip(op.results, self._results(op), strict=True))
-        raise ValueError("the block has no shapejit.yield")
+    def emit(self, arguments: Sequence[Value]) -> Value:
+        """Emits the body at the current point and returns what it yields, in its compute type.
 
-    def _value(self, operand: Value) -> Value:
-        if operand not in self._values:
+        Args:
+            arguments: values of the block's arguments, in compute types.
+        """
+        values = list(arguments)
+        for emit, operands in self._steps:
+            values += emit(*[values[slot] for slot in operands])
+        return values[self._result]
+
+    def _read_block(self, block: Any) -> None:
+        arguments = list(block.arguments)
+        self._slots.update((value, slot) for slot, value in enumerate(arguments))
+        self._values = len(arguments)
+        *ops, terminator = sir.operations(block)
+        result = _unrounded(terminator.operands[0])
+        needed = self._needed(ops, result)
+        for op in ops:
+            if sir.key(op) in needed:
+                self._read(op)
+        self._result = self._slot(result)
+
+    def _needed(self, ops: Sequence[Any], result: Value) -> set[int]:
+        """The ops, by `sir.key`, that the result depends on."""
+        found = set()
+        wanted = {result}
+        for op in reversed(ops):
+            if wanted.isdisjoint(op.results):
+                continue
+            found.add(sir.key(op))
+            function = self._plus_one(op)
+            wanted.update(op.operands if function is None else function.operands)
+        return found
+
+    def _slot(self, value: Value) -> int:
+        if value not in self._slots:
             # Folding may have moved a constant out of the body; nothing else can be outside.
-            self._values[operand] = self._results(sir.defining_op(operand))[0]
-        return self._values[operand]
+            self._read(sir.defining_op(value))
+        return self._slots[value]
 
-    def _unrounded(self, result: Value) -> Value:
-        """What the body yields, without the last rounding: storing it rounds."""
-        producer = sir.defining_op(result)
-        if producer is not None and producer.name == "arith.truncf" and is_half(result.type):
-            source = producer.operands[0]
-            if isinstance(source.type, ir.F32Type):
-                return self._value(source)
-        return self._value(result)
-
-    def _results(self, op: Any) -> list[Value]:
+    def _read(self, op: Any) -> None:
+        """Adds the step of an op, and says where its result will be."""
         if op.name == "shapejit.size":
-            return [self._size(map_exprs(op.attributes["expr"].value)[0])]
-        if (function := self._plus_one(op)) is not None:
-            return [_ONE_PLUS[function.name](self._value(function.operands[0]))]
-        return self._emit(op, [self._value(operand) for operand in op.operands])
+            expr = map_exprs(op.attributes["expr"].value)[0]
+            self._add(op, _one(lambda: index(self._function.size(expr))), ())
+        elif (function := self._plus_one(op)) is not None:
+            self._add(op, _one(_ONE_PLUS[function.name]), function.operands)
+        elif _is_identity(op):
+            self._slots[op.results[0]] = self._slot(op.operands[0])
+        else:
+            self._add(op, self._rule(op), op.operands)
 
-    # 1 + f(x) -------------------------------------------------------------------------------------
+    def _add(self, op: Any, emit: _Emit, operands: Sequence[Value]) -> None:
+        slots = [self._slot(operand) for operand in operands]
+        self._steps.append((emit, slots))
+        for result in op.results:
+            self._slots[result] = self._values
+            self._values += 1
 
     def _plus_one(self, op: Any) -> Any | None:
         """The function to which an op adds 1, if there is a short form of the sum."""
@@ -135,45 +166,68 @@ class _Body:
                 return function
         return None
 
-    def _only_plus_one(self, op: Any) -> bool:
-        """Whether nothing needs the function's own value."""
-        if op.name not in _ONE_PLUS:
-            return False
-        users = [user for user, _ in sir.users(op.results[0])]
-        return all(self._plus_one(user) is not None for user in users)
+    def _rule(self, op: Any) -> _Emit:
+        """What emits an arith or math op on values in compute types."""
+        name, result = op.name, op.results[0].type
+        if not name.startswith(("math.", "arith.")):
+            raise LoweringError(f"has '{name}' in its epilogue; ops of arith and math may be there")
+        computed = compute_type(result)
+        if name in self._rules and isinstance(computed, ir.F32Type):
+            return _one(self._rules[name])
+        if name.startswith("math.") or name in _WITHOUT_CODE:
+            raise LoweringError(
+                f"computes '{name}' of {computed} in its epilogue, for which there is no GPU code"
+            )
+        if name == "arith.constant" and is_half(result):
+            number = ir.FloatAttr(op.attributes["value"]).value
+            return _one(lambda: constant(number, f32()))
+        if name == "arith.truncf" and is_half(result):
+            return _one(lambda wide: ptx.round_to_half(_as_f32(wide), result))
+        types = [compute_type(value.type) for value in op.results]
+        attributes, location = sir.attributes(op), op.location
 
-    def _emit(self, op: Any, operands: list[Value]) -> list[Value]:
-        """An arith or math op on values in compute types."""
-        if not op.name.startswith(("math.", "arith.")):
-            raise LoweringError(
-                f"has '{op.name}' in its epilogue; ops of arith and math may be there"
+        def again(*operands: Value) -> Sequence[Value]:
+            made = ir.Operation.create(
+                name, results=types, operands=operands, attributes=attributes, loc=location
             )
-        results = [compute_type(value.type) for value in op.results]
-        if op.name in self._rules and isinstance(results[0], ir.F32Type):
-            return [self._rules[op.name](*operands)]
-        if op.name.startswith("math.") or op.name in _WITHOUT_CODE:
-            raise LoweringError(
-                f"computes '{op.name}' of {results[0]} in its epilogue, for which there is no GPU "
-                "code"
-            )
-        result = op.results[0].type
-        if op.name == "arith.constant" and is_half(result):
-            return [constant(ir.FloatAttr(op.attributes["value"]).value, f32())]
-        if op.name == "arith.truncf" and is_half(result):
-            number = operands[0]
-            if not isinstance(number.type, ir.F32Type):
-                number = arith.truncf(f32(), number)
-            return [ptx.round_to_half(number, result)]
-        if op.name == "arith.extf" and operands[0].type == result:
-            return operands
-        again = ir.Operation.create(
-            op.name,
-            results=results,
-            operands=operands,
-            attributes=sir.attributes(op),
-            loc=op.location,
-        )
-        return list(again.results)
+            return list(made.results)
+
+        return again
+
+
+_Emit: TypeAlias = Callable[..., Sequence[Value]]
+"""Emits an op's results from its operands."""
+
+_Step: TypeAlias = tuple[_Emit, Sequence[int]]
+"""What emits, and which of the values so far are its operands."""
+
+
+def _one(emit: Callable[..., Value]) -> _Emit:
+    return lambda *operands: [emit(*operands)]
+
+
+def _unrounded(result: Value) -> Value:
+    """What a body yields, without the last rounding."""
+    producer = sir.defining_op(result)
+    if producer is not None and producer.name == "arith.truncf" and is_half(result.type):
+        source = producer.operands[0]
+        if isinstance(source.type, ir.F32Type):
+            return source
+    return result
+
+
+def _is_identity(op: Any) -> bool:
+    """Whether an op gives its operand, in compute types."""
+    if op.name not in ("arith.extf", "arith.bitcast"):
+        return False
+    source, result = op.operands[0].type, op.results[0].type
+    if op.name == "arith.bitcast":
+        return bool(source == result)
+    return bool(compute_type(source) == result)
+
+
+def _as_f32(number: Value) -> Value:
+    return number if isinstance(number.type, ir.F32Type) else arith.truncf(f32(), number)
 
 
 def _is_one(op: Any) -> bool:

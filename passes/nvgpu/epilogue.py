@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from shapejit.passes.nvgpu.bodies import emit_body
-from shapejit.passes.nvgpu.builder import Num, Value, index
+from shapejit.passes.nvgpu.bodies import ScalarBody
+from shapejit.passes.nvgpu.builder import Num, Value
 from shapejit.passes.nvgpu.extras import Directions, ExtraReader, TileOrigin, TileReader
 from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.problem import (
@@ -25,7 +25,6 @@ from shapejit.passes.nvgpu.problem import (
     weight_matrix,
 )
 from shapejit.passes.nvgpu.stores import Chunk, Store
-from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ONE
 
 # Of a thread. Beside more sums there are no registers for extras that are not needed yet.
@@ -79,6 +78,8 @@ class Epilogue:
         self._function, self._problem = function, problem
         self._directions, self._threads, self.store = directions, threads, store
         self._readers = [self._reader(extra) for extra in problem.extras]
+        short = is_half(problem.result.element)
+        self._body = ScalarBody(function, problem.epilogue, short=short)
 
     def _reader(self, extra: Access) -> ExtraReader:
         return ExtraReader(self._function, extra, self._directions)
@@ -104,14 +105,7 @@ class Epilogue:
 
     def element(self, sums: Sequence[Value], extras: Sequence[Value]) -> Value:
         """The result of one element, in its compute type."""
-        if self._problem.epilogue is None:
-            return sums[0]
-
-        def size(expr: Expr) -> Value:
-            return index(self._function.size(expr))
-
-        short = is_half(self._problem.result.element)
-        return emit_body(self._problem.epilogue, [*sums, *extras], size, short=short)
+        return self._body.emit([*sums, *extras])
 
     def compute(
         self,

@@ -13,7 +13,8 @@ multiply and have the epilogue, while the producer already loads the next tile::
 
 ``persistent`` has rows of the result on wgmma's m side, ``swapped`` its columns: then the tile's
 height along the result's rows is any multiple of 8. In a cluster neighbouring tiles along the rows
-load the columns operand once, each CTA a part, by multicast.
+load the columns operand once, each CTA a part, by multicast. Where there are fewer tiles than
+multiprocessors, CTAs share K through scratch memory, see `splitting`.
 
 When two consumers take *turns*, each has tiles of its own, and one multiplies while the other has
 its epilogue: worth it where K is short. The producer loads the tiles in order; a consumer skips the
@@ -62,6 +63,7 @@ from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
 from shapejit.passes.nvgpu.scheduling import Place, Segment, SharedTiles, TileOrder, WholeTiles
 from shapejit.passes.nvgpu.shared import SharedMemory
+from shapejit.passes.nvgpu.splitting import SplitTiles
 from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store
 from shapejit.passes.nvgpu.stream import PartialSums
 from shapejit.passes.nvgpu.target import WARPGROUP
@@ -118,8 +120,10 @@ class _Kernel:
             raise LoweringError(
                 "takes turns: that is for two consumers, neither stream nor cluster"
             )
-        if schedule.rows_shared > 1 or schedule.split > 1:
-            raise LoweringError("shares rows or K in a cluster, which only small_m does")
+        if schedule.rows_shared > 1:
+            raise LoweringError("shares rows in a cluster, which only small_m does")
+        if schedule.split > 1 and (schedule.stream or schedule.turns):
+            raise LoweringError("shares K, with which neither stream nor turns go together")
         if schedule.once:
             raise LoweringError("says that weights are read once, which only small_m is told")
         limit = _REGISTERS[schedule.consumers][1] - _OTHER_REGISTERS
@@ -138,6 +142,11 @@ class _Kernel:
         """
         return not self._schedule.swapped and self._schedule.columns % StagedStore.COLUMNS != 0
 
+    @property
+    def _hands_over(self) -> bool:
+        """Whether partial sums go from CTA to CTA."""
+        return self._schedule.stream or self._schedule.split > 1
+
     # The kernel -----------------------------------------------------------------------------------
 
     def emit(self) -> KernelInterface:
@@ -146,7 +155,7 @@ class _Kernel:
             self._memory = memory = SharedMemory(self._request.architecture)
             self._threads = Threads.read()
             # Who shares tiles waits for the later parts of its own.
-            self._units = Units.read(schedule.cluster, backwards=schedule.stream)
+            self._units = Units.read(schedule.cluster, backwards=self._hands_over)
             share = schedule.columns_shared
             sharing = Sharing(share, self._units.rank, self._cluster_mask()) if share > 1 else ALONE
             self._operands = Operands.make(
@@ -207,14 +216,16 @@ class _Kernel:
             self._function, problem, directions, tile, schedule.columns_shared
         )
         self._stages = ceildiv(self._function.size(problem.space[problem.k]), schedule.depth)
-        self._work: WholeTiles | SharedTiles
+        self._work: WholeTiles | SharedTiles | SplitTiles
         if schedule.stream:
             self._work = SharedTiles(self._order, self._units, self._stages)
+        elif schedule.split > 1:
+            self._work = SplitTiles(self._order, self._units, self._stages, schedule)
         else:
             self._work = WholeTiles(self._order, self._units, self._stages)
 
     def _grid(self) -> Grid:
-        """As many units as there are tiles; with stream also as there are stages in them."""
+        """As many units as there are tiles, or parts of them; with stream as there are stages."""
         schedule, problem, number = self._schedule, self._problem, self._function.value_number
         tiles = [
             (number(self._directions.row_size), schedule.rows * schedule.columns_shared),
@@ -225,6 +236,8 @@ class _Kernel:
             # One more element, lest K = 0 give no CTAs: there are elements to compute then too.
             depth = problem.space[problem.k]
             tiles.append((number(depth if depth.constant else depth + 1), schedule.depth))
+        if schedule.split > 1:
+            tiles.append((number(schedule.split), 1))
         return Grid(tuple(tiles), ctas_per_sm=1)
 
     # The producer ---------------------------------------------------------------------------------
@@ -348,16 +361,11 @@ class _Kernel:
         return self._epilogue.tile(origin, self._blocks, self._schedule.columns)
 
     def _make_partial(self) -> PartialSums | None:
-        if not isinstance(self._work, SharedTiles):
+        if not self._hands_over:
             return None
-        return PartialSums(
-            self._function,
-            self._threads,
-            self._units,
-            self._work,
-            self._schedule.consumers,
-            self._sums,
-        )
+        consumers = self._schedule.consumers
+        spare = _REGISTERS[consumers][1] - _OTHER_REGISTERS - self._sums
+        return PartialSums(self._function, self._threads, self._units, consumers, self._sums, spare)
 
     def _finish_segment(
         self,
@@ -373,5 +381,38 @@ class _Kernel:
             partial.give(flat)
         with later.otherwise():
             tile.prefetch()
-            totals = iter(partial.gather(segment, flat))
+            totals = iter(self._gather(partial, segment, flat))
             tile.emit([[[next(totals) for _ in block] for block in blocks] for blocks in sums])
+
+    def _gather(
+        self, partial: PartialSums, segment: Segment, sums: Sequence[Value]
+    ) -> Sequence[Value]:
+        """The sums of a tile over all of K, of which this CTA has the first part."""
+        if isinstance(self._work, SharedTiles):
+            first = add(self._units.unit, 1)
+            return partial.gather_all(first, self._work.end_of(segment), sums)
+        assert isinstance(self._work, SplitTiles) and segment.shared is not None
+        shared = Branches(segment.shared, [each.type for each in sums])
+        with shared.then() as results:
+            results += self._gather_parts(partial, self._work, segment, self._schedule.split, sums)
+        with shared.otherwise() as results:
+            results += sums
+        return shared.results
+
+    def _gather_parts(
+        self,
+        partial: PartialSums,
+        work: SplitTiles,
+        segment: Segment,
+        most: int,
+        sums: Sequence[Value],
+    ) -> Sequence[Value]:
+        """The same of a tile in `most` parts or fewer, all of which are on their way at once."""
+        if most == 2:
+            return partial.gather([work.giver(segment, 1)], sums)
+        found = Branches(compare("eq", work.parts, most), [each.type for each in sums])
+        with found.then() as results:
+            results += partial.gather([work.giver(segment, part) for part in range(1, most)], sums)
+        with found.otherwise() as results:
+            results += self._gather_parts(partial, work, segment, most - 1, sums)
+        return found.results

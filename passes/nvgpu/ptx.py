@@ -317,7 +317,7 @@ def load_quad(address: Value, offset: int) -> list[Value]:
 
 def raise_flag(address: Value) -> None:
     """Publishes what the CTA wrote (after a barrier of the writers) by a flag of 1."""
-    text = "fence.acq_rel.gpu; st.release.gpu.global.u32 [$0], $1;"
+    text = "st.release.gpu.global.u32 [$0], $1;"
     assembly(None, text, "l,r,~{memory}", [address, value(1)], pure=False)
 
 

@@ -10,6 +10,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     persistent_128x256x64_s4_w2_stream    the same; tiles of the last wave are shared along K
     persistent_128x128x64_s6_w2_turns     each of two consumers has a tile of its own
     swapped_256x112x64_s4_w2_stream       the rows of a tile are columns of the result
+    swapped_128x144x64_s6_w2_k3           the same; up to 3 CTAs share a tile's K in scratch memory
     small_m_128x64x64_s7_w2_k2            one tile a cluster of 2, which share K
     small_m_64x64x64_s12_w1_r2            one tile a CTA; pairs of CTAs share rows by multicast
     small_m_128x64x64_s7_w2_once          for weights with so many columns that all of the GPU reads
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 STREAMING_TILES = 80
 """With so many tiles of weights all of the GPU is busy reading them; measured between 64 and 86."""
 
-_FLOAT_BYTES = 4
+_HALF_BYTES, _FLOAT_BYTES = 2, 4
 
 FAMILIES = ("persistent", "swapped", "small_m", "unaligned", "simt", "halo", "patch")
 
@@ -63,7 +64,8 @@ class GemmSchedule:
         columns_shared: CTAs of a cluster that multicast the columns operand to each other and have
             neighbouring tiles along the rows.
         rows_shared: the same with rows and columns exchanged.
-        split: CTAs of a cluster that share K, for ``small_m`` and ``simt``.
+        split: CTAs that share K: of a cluster for ``small_m`` and ``simt``; for ``persistent`` and
+            ``swapped`` any ones, as many as there are for the tiles, and so many at most.
         parts: groups of warps of a CTA that share each stage along K, for ``simt``.
         stream: the tiles of the last, partly filled wave are shared by all CTAs along K.
         turns: the two consumers have tiles of their own, and multiply in turn: the epilogue of one
@@ -94,12 +96,22 @@ class GemmSchedule:
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.columns_shared * self.rows_shared * self.split
+        return self.columns_shared * self.rows_shared * self.cluster_split
+
+    @property
+    def cluster_split(self) -> int:
+        """CTAs of a cluster that share K."""
+        return 1 if self.family in ("persistent", "swapped") else self.split
 
     @property
     def swapped(self) -> bool:
         """Whether the rows of a tile are columns of the result."""
         return self.family in ("swapped", "small_m", "halo", "patch")
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a factor, of kernels for the tensor cores."""
+        return _FLOAT_BYTES if self.tf32 else _HALF_BYTES
 
     @property
     def takes_any_address(self) -> bool:
@@ -220,8 +232,32 @@ CANDIDATES = _all(
     "small_m_64x64x64_s8_w1",
 )
 
-# Those with fewer stages than shared memory has room for, which two weights need.
-_FOR_PAIRS = _all("swapped_128x128x64_s4_w2", "small_m_64x64x64_s8_w1")
+#: What it chooses from, too, for pairs of weights. Their tiles lie side by side, like one of a weight
+#: that is as wide as both: these are the twins of the best tiles of one weight, with as many sums
+#: and bytes of stages.
+PAIR_CANDIDATES = _all(
+    "persistent_64x128x64_s4_w2_turns",
+    "persistent_128x64x64_s6_w2_turns",
+    "persistent_128x128x64_s4_w2",
+    "swapped_64x144x64_s6_w2_turns",
+    "swapped_64x160x64_s5_w2_turns",
+    "swapped_64x176x64_s5_w2_turns",
+    "swapped_128x64x64_s5_w2",
+    "swapped_128x104x64_s4_w2",
+    "swapped_128x112x64_s4_w2",
+    "swapped_128x144x64_s4_w2",
+    "swapped_128x152x64_s4_w2",
+    "swapped_128x184x64_s3_w2",
+    "small_m_64x8x64_s12_w1",
+    "small_m_64x32x64_s10_w1",
+    "small_m_64x48x64_s9_w1",
+    "small_m_64x96x64_s7_w1",
+)
+
+# Those for pairs alone, which need fewer stages than shared memory has room for with one weight.
+_FOR_PAIRS = frozenset(
+    (*_all("swapped_128x128x64_s4_w2", "small_m_64x64x64_s8_w1"), *PAIR_CANDIDATES)
+)
 
 #: The only one when some stride or base address is no multiple of 16 bytes.
 UNALIGNED = GemmSchedule.parse("unaligned_128x128x64_s3_w2")
@@ -254,13 +290,28 @@ HALO_CANDIDATES = _all(
     "halo_128x128x64_s6_w2",
     "halo_128x224x64_s5_w2",
     "halo_256x128x64_s4_w2",
+    # For channels that leave half of a block of 64 empty.
+    "halo_64x112x32_s12_w1",
+    "halo_64x128x32_s9_w2_resident",
+    "halo_64x224x32_s9_w2_resident",
 )
 
 #: The same for those whose factors may be rounded to tf32: stages have as many bytes.
-TF32_CANDIDATES = tuple(replace(each, depth=each.depth // 2, tf32=True) for each in CANDIDATES)
+TF32_CANDIDATES, TF32_PAIR_CANDIDATES, TF32_HALO_CANDIDATES = (
+    tuple(replace(each, depth=each.depth // 2, tf32=True) for each in schedules)
+    for schedules in (CANDIDATES, PAIR_CANDIDATES, HALO_CANDIDATES)
+)
 
 #: All of these.
-ALL_CANDIDATES = (*CANDIDATES, *HALO_CANDIDATES, *SIMT_CANDIDATES, *TF32_CANDIDATES)
+ALL_CANDIDATES = (
+    *CANDIDATES,
+    *PAIR_CANDIDATES,
+    *HALO_CANDIDATES,
+    *SIMT_CANDIDATES,
+    *TF32_CANDIDATES,
+    *TF32_PAIR_CANDIDATES,
+    *TF32_HALO_CANDIDATES,
+)
 
 #: A kernel of float32 that serves all sizes until a better one is built.
 SIMT_GENERIC = GemmSchedule.parse("simt_64x64x32_s4_w1")
@@ -279,12 +330,19 @@ def candidates_for(
         candidates: for any type; those for operands without tensor maps are left out.
         tf32: whether factors of float32 may be rounded to tf32, and tensor maps read them.
     """
+    candidates = (s for s in candidates if traits.halo is not None or s.family != "halo")
     if traits.element_bytes != _FLOAT_BYTES:
-        mapped = (s for s in candidates if not (s.takes_any_address or s.tf32))
-        return tuple(s for s in mapped if traits.halo is not None or s.family != "halo")
+        return tuple(s for s in candidates if not (s.takes_any_address or s.tf32))
     # The tensor cores take tf32 with neighbours along K only.
     tf32 = tf32 and traits.lhs_k_major and traits.rhs_k_major
     return tuple(s for s in candidates if s.family == "simt" or (tf32 and s.tf32))
+
+
+def _of_halves(schedule: GemmSchedule) -> GemmSchedule:
+    """The schedule for 16 bits that one for tf32 is like; others as they are."""
+    if not schedule.tf32:
+        return schedule
+    return replace(schedule, depth=2 * schedule.depth, tf32=False)
 
 
 def worth_trying(candidates: Iterable[GemmSchedule], weights: int) -> tuple[GemmSchedule, ...]:
@@ -293,4 +351,4 @@ def worth_trying(candidates: Iterable[GemmSchedule], weights: int) -> tuple[Gemm
     given = tuple(candidates)
     if weights > 1:
         return given
-    return tuple(each for each in given if each not in _FOR_PAIRS) or given
+    return tuple(each for each in given if _of_halves(each) not in _FOR_PAIRS) or given

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Sums of shared tiles on their way from cluster to cluster, through scratch memory.
 
-See `scheduling.SharedTiles` for who computes what. A CTA writes at most one partial sum a launch,
-so a slot a CTA is enough; the flag of each consumer warpgroup says that its part is there.
+See `scheduling.SharedTiles` and `splitting.SplitTiles` for who computes what. A CTA writes at most
+one partial sum a launch, so a slot a CTA is enough; the flag of each consumer warpgroup says that
+its part is there. For the same reason a flag can be lowered as soon as it was seen.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from shapejit.passes.nvgpu.builder import (
     wide,
 )
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units
-from shapejit.passes.nvgpu.scheduling import Segment, SharedTiles
 from shapejit.passes.nvgpu.target import WARPGROUP
 
 # Flags, one for each consumer of each CTA, at the start of scratch memory: enough for 340 CTAs of
@@ -42,9 +42,9 @@ class PartialSums:
     Args:
         function: the kernel.
         threads, units: where the thread and its CTA are.
-        work: how tiles are shared.
         consumers: warpgroups of a CTA with sums.
         registers: sums of a thread, a multiple of 4.
+        spare: registers of a thread beside its sums, for those that are being read.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class PartialSums:
         function: KernelFunction,
         threads: Threads,
         units: Units,
-        work: SharedTiles,
         consumers: int,
         registers: int,
+        spare: int,
     ) -> None:
-        self._threads, self._units, self._work = threads, units, work
+        self._threads, self._units, self._spare = threads, units, spare
         self._consumers, self._cluster = consumers, function.cluster
         self._part_bytes = registers * 4 * WARPGROUP
         memory = function.workspace(consumers * self._part_bytes, _FLAG_BYTES)
@@ -91,20 +91,44 @@ class PartialSums:
         with when(self._leader):
             ptx.raise_flag(self._flag(self._units.unit))
 
-    def gather(self, segment: Segment, sums: Sequence[Value]) -> list[Value]:
-        """Adds the sums of all later parts of a tile, in order."""
-        first = add(self._units.unit, 1)
-        with loop(first, self._work.end_of(segment), 1, list(sums)) as parts:
-            with when(self._leader):
-                ptx.await_flag(self._flag(parts.index))
-            self._synchronize()
-            totals: list[Value] = []
-            address = self._sums(parts.index)
-            for number in range(len(sums) // 4):
-                quad = parts.carried[4 * number : 4 * number + 4]
-                totals += map(arith.addf, quad, ptx.load_quad(address, number * _QUAD_BYTES))
-            self._synchronize()
-            with when(self._leader):
-                ptx.lower_flag(self._flag(parts.index))
-            parts.next = totals
+    def _await(self, units: Sequence[Num]) -> None:
+        """Waits until the sums of some clusters are there; their flags are down again then."""
+        with when(self._leader):
+            for flag in map(self._flag, units):
+                ptx.await_flag(flag)
+                ptx.lower_flag(flag)
+        self._synchronize()
+
+    def gather(self, units: Sequence[Num], sums: Sequence[Value]) -> list[Value]:
+        """Adds the sums of some clusters, in their order.
+
+        While a group of them is added, the next one is on its way.
+        """
+        self._await(units)
+        addresses = [self._sums(unit) for unit in units]
+        quads = range(len(sums) // 4)
+        each = max(self._spare // (2 * 4 * len(units)), 1)
+        groups = [quads[first : first + each] for first in quads[::each]]
+
+        def load(group: Sequence[int]) -> list[list[list[Value]]]:
+            return [
+                [ptx.load_quad(address, number * _QUAD_BYTES) for number in group]
+                for address in addresses
+            ]
+
+        totals = list(sums)
+        coming = load(groups[0])
+        for number, group in enumerate(groups):
+            came, coming = coming, load(groups[number + 1]) if number + 1 < len(groups) else []
+            for part in came:
+                for quad, values in zip(group, part, strict=True):
+                    here = slice(4 * quad, 4 * quad + 4)
+                    totals[here] = map(arith.addf, totals[here], values)
+        return totals
+
+    def gather_all(self, first: Num, end: Num, sums: Sequence[Value]) -> list[Value]:
+        """Adds the sums of the clusters from one to another, in their order."""
+        with loop(first, end, 1, list(sums)) as parts:
+            assert parts.index is not None
+            parts.next = self.gather([parts.index], parts.carried)
         return parts.results

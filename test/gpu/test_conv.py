@@ -20,7 +20,11 @@ import shapejit  # noqa: E402
 from gpu.loop_kernels import DeviceKernel  # noqa: E402
 from shapejit.gpu.device import Device  # noqa: E402
 from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE  # noqa: E402
-from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES  # noqa: E402
+from shapejit.passes.nvgpu.schedule import (  # noqa: E402
+    HALO_CANDIDATES,
+    TF32_HALO_CANDIDATES,
+    GemmSchedule,
+)
 from unit import test_nvgpu_conv as simulated  # noqa: E402
 from unit import test_nvgpu_conv_tf32 as simulated_tf32  # noqa: E402
 from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
@@ -39,6 +43,7 @@ ALIGNED = (
     "small_m_128x80x64_s6_w2_k2",
 )
 HALO = tuple(map(str, HALO_CANDIDATES))
+HALO_OF_ANY = tuple(str(each) for each in HALO_CANDIDATES if not each.resident)
 GATHERED = ("unaligned_64x16x64_s3_w1", "unaligned_64x64x64_s3_w1")
 PATCHES = (str(PATCH_SCHEDULE), "patch_64x56x16_s2_w1")
 TF32 = (
@@ -46,6 +51,7 @@ TF32 = (
     "swapped_256x112x32_s4_w2_tf32",
     "small_m_64x32x32_s7_w1_k4_tf32",
 )
+HALO_TF32 = tuple(map(str, TF32_HALO_CANDIDATES))
 # Of factors with 11 bits, as part of the result, by the mean square.
 TF32_ERROR = 4e-4
 IMAGES = ((1, 1, 1), (1, 7, 7), (3, 14, 13), (2, 45, 77), (16, 56, 56))
@@ -98,11 +104,12 @@ def test_windows(device: Device, name: str, schedule: str) -> None:
 def test_halo(device: Device, schedule: str, image: tuple[int, int, int]) -> None:
     layer = replace(simulated.PLAIN, inside=72, outside=136)
     if schedule.endswith("resident"):
-        layer = replace(layer, inside=64, outside=56)
+        depth = GemmSchedule.parse(schedule).depth
+        layer = replace(layer, inside=depth, outside=56)
     check(layer, schedule, device, *image)
 
 
-@pytest.mark.parametrize("schedule", HALO[:2] + HALO[-2:])
+@pytest.mark.parametrize("schedule", HALO_OF_ANY[:2] + HALO_OF_ANY[-2:])
 @pytest.mark.parametrize("name", simulated_halo.WINDOWS)
 def test_windows_with_a_halo(device: Device, name: str, schedule: str) -> None:
     for image in ((20, 11), (33, 61)):
@@ -119,8 +126,21 @@ def test_few_channels(device: Device, name: str, schedule: str) -> None:
 @pytest.mark.parametrize("name", simulated_tf32.LAYERS)
 @pytest.mark.parametrize("schedule", TF32)
 def test_tf32(device: Device, schedule: str, name: str) -> None:
+    check_tf32(simulated_tf32.LAYERS[name], schedule, device)
+
+
+@pytest.mark.parametrize("schedule", HALO_TF32)
+def test_tf32_with_a_halo(device: Device, schedule: str) -> None:
+    """Of layers of one block of channels, and of several where filters do not stay."""
+    depth = GemmSchedule.parse(schedule).depth
+    channels = (depth,) if "resident" in schedule else (depth, 3 * depth - 4)
+    for inside in channels:
+        layer = replace(simulated_tf32.PLAIN, inside=inside, outside=56)
+        check_tf32(layer, schedule, device)
+
+
+def check_tf32(layer: Layer, schedule: str, device: Device) -> None:
     """No more than 1.2 times as far from float64 as cuDNN with tf32, by the mean square."""
-    layer = simulated_tf32.LAYERS[name]
     for batch, *image in ((2, 9, 11), (3, 33, 61)):
         torch.manual_seed(batch)
         operands = [each.cuda() for each in layer.operands(batch, image[: layer.rank])]
@@ -135,7 +155,7 @@ def test_tf32(device: Device, schedule: str, name: str) -> None:
             errors = [((each.double() - expected) ** 2).mean().sqrt() for each in (got, own)]
             # cuDNN computes some layers in IEEE arithmetic.
             allowed = max(1.2 * errors[1], TF32_ERROR * (expected**2).mean().sqrt())
-            assert errors[0] <= allowed, f"{name}, {schedule} {block=}: {errors}"
+            assert errors[0] <= allowed, f"{layer}, {schedule} {block=}: {errors}"
 
 
 @pytest.mark.parametrize("schedule", GATHERED)
@@ -146,9 +166,9 @@ def test_gathered(device: Device, name: str, schedule: str) -> None:
         check(layer, schedule, device, batch, *(20, 11, 9)[: layer.rank])
 
 
-@pytest.mark.parametrize("schedule", simulated.DEPTHWISE)
-def test_depthwise(device: Device, schedule: str) -> None:
-    layer = simulated.DEPTHWISE[schedule]
+@pytest.mark.parametrize("name", simulated.DEPTHWISE)
+def test_depthwise(device: Device, name: str) -> None:
+    layer, schedule = simulated.DEPTHWISE[name]
     for batch in (0, 1, 5):
         check(layer, schedule, device, batch, *(33, 17, 9)[: layer.rank])
 
@@ -175,7 +195,7 @@ def test_random_layers(device: Device, element: str) -> None:
         if layer.inside <= 8:
             schedules += PATCHES
         if layer.inside % 8 == 0 and layer.strides == (1, 1) and taps > 1:
-            schedules += tuple(each for each in HALO if not each.endswith("resident"))
+            schedules += HALO_OF_ANY
         schedule = rng.choice(schedules)
         operands = [each.cuda() for each in layer.operands(rng.randint(1, 5), image)]
         expected = layer.reference([each.double() for each in operands])

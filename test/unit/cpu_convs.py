@@ -32,6 +32,8 @@ class Layer:
         element: type of all tensors.
         epilogue: adds a bias and a residual, then takes the positive part.
         panel: width of the panels in which the weight is stored; None if it is torch's.
+        taps_first: whether the weight of a depthwise one is stored as [t.., f], as programs for
+            GPUs have it.
         vector_bytes: of the kernel; None for the host's.
     """
 
@@ -47,6 +49,7 @@ class Layer:
     element: str = "f32"
     epilogue: bool = False
     panel: int | None = None
+    taps_first: bool = False
     vector_bytes: int | None = None
 
     @property
@@ -232,6 +235,8 @@ def _window(layer: Layer, image: Sequence[str]) -> str:
 def _weight(layer: Layer) -> tuple[str, str]:
     """Type and map of the weight."""
     taps = [f"d{3 + dim}" for dim in range(layer.rank)]
+    if layer.taps_first:
+        return tensor(layer.element, *layer.taps, layer.groups), ", ".join([*taps, "d0"])
     if layer.panel is None:
         type_ = tensor(layer.element, layer.groups * layer.outside, layer.inside, *layer.taps)
         return type_, ", ".join([f"d0 * {layer.outside} + d1", "d2", *taps])

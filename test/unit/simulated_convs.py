@@ -97,7 +97,10 @@ def arguments(layer: Layer, operands: Sequence[Tensor]) -> list[Tensor]:
     """Operands, as `Layer.operands` gives them, as the kernel takes them."""
     x, weight, *others = operands
     made = [_laid_out(x, layer.last[0])]
-    made.append(weight if layer.panel is None else pack_filter(weight, layer.groups, 1))
+    if layer.taps_first:
+        made.append(weight.movedim(0, -1).squeeze(0).contiguous())
+    else:
+        made.append(weight if layer.panel is None else pack_filter(weight, layer.groups, 1))
     return [*made, others[0], _laid_out(others[1], layer.last[1])] if others else made
 
 

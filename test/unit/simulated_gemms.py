@@ -328,6 +328,7 @@ class LoweredGemm:
         shifts: Sequence[int] = (),
         multiprocessors: int = 4,
         seed: int = 0,
+        places: int | None = None,
     ) -> Tensor:
         """The result, computed by a simulated GPU; see `simulate`."""
         symbols = [lengths[letter] for letter in "mnkb"]
@@ -345,6 +346,7 @@ class LoweredGemm:
                 shifts=shifts,
                 multiprocessors=multiprocessors,
                 seed=seed,
+                places=places,
             )
 
 

@@ -22,6 +22,7 @@ from shapejit.passes.nvgpu.schedule import (
     ALL_CANDIDATES,
     CANDIDATES,
     HALO_CANDIDATES,
+    TF32_HALO_CANDIDATES,
     GemmSchedule,
     candidates_for,
 )
@@ -46,22 +47,35 @@ def _traits(shapes: ImageShapes, window: HaloWindow = WINDOW, filters: int = 64)
 @given(images=st.integers(1, 20), height=SIZES, width=SIZES, lines=st.integers(1, 32))
 def test_tiles_of_one_shape(images: int, height: int, width: int, lines: int) -> None:
     pixels = images * height * width
-    [covered] = _shape(images, height, width).covered(lines, np.array([float(pixels)]))
+    [covered] = _shape(images, height, width).covered(lines)
     tiles = images * -(-height // lines) * -(-width // 8)
     assert covered * pixels == pytest.approx(tiles * 8 * lines)
 
 
-@given(seed=st.integers(0, 1000), lines=st.integers(1, 32), pixels=st.integers(1, 10**6))
+@given(seed=st.integers(0, 1000), pixels=st.integers(1, 10**6))
 @examples(30)
-def test_means_of_many_shapes(seed: int, lines: int, pixels: int) -> None:
-    """They lie between those of the shapes that there are, whatever is asked."""
+def test_means_of_many_shapes(seed: int, pixels: int) -> None:
+    """Times that grow with the pixels as they should are what they are; others lie between those
+    of images that are about as large, and neighbours of the largest count for the largest."""
     rng = np.random.default_rng(seed)
-    height, width = rng.integers(1, 200, 50), rng.integers(1, 200, 50)
-    order = np.argsort(height * width)
-    shapes = ImageShapes(*(each[order].astype(float) for each in (height * width, height, width)))
-    each = np.ceil(height / lines) * lines / height * np.ceil(width / 8) * 8 / width
-    [covered] = shapes.covered(lines, np.array([float(pixels)]))
-    assert each.min() - 1e-9 <= covered <= each.max() + 1e-9
+    sizes = np.sort(rng.integers(1, 10**6, 50)).astype(float)
+    shapes = ImageShapes(sizes, sizes, np.ones(50))
+    constant = np.full((50, 1), 1.5)
+    at = np.array([float(pixels)])
+    assert shapes.means(constant, at) == pytest.approx(1.5)
+    noisy = np.exp(rng.normal(size=(50, 2))) * 1e-3
+    [means] = shapes.means(noisy, at)
+    assert (noisy.min(axis=0) <= means).all() and (means <= noisy.max(axis=0)).all()
+    # Far beyond what a launch takes, times are proportional to the pixels.
+    [large] = shapes.means(1e6 * sizes[:, np.newaxis], at)
+    assert large == pytest.approx(1e6 * pixels, rel=1e-3)
+
+
+def test_time_at_the_shape_itself() -> None:
+    """Of one shape, or of all that have a number of pixels, the mean is over just these."""
+    few = ImageShapes(*(np.array(each) for each in ([4.0] * 20 + [9.0], [2.0] * 21, [2.0] * 21)))
+    times = np.array([[1.0]] * 10 + [[4.0]] * 10 + [[50.0]])
+    assert few.means(times, np.array([4.0])) == pytest.approx(2.0)
 
 
 def test_shapes_of_a_program() -> None:
@@ -84,24 +98,64 @@ def test_candidates() -> None:
     assert set(HALO_CANDIDATES) < set(candidates_for(traits, ALL_CANDIDATES))
     assert not set(HALO_CANDIDATES) & set(candidates_for(GemmTraits(), ALL_CANDIDATES))
     assert not set(HALO_CANDIDATES) & set(candidates_for(GemmTraits(4, 4), ALL_CANDIDATES))
+    rounded = replace(traits, element_bytes=4, result_bytes=4)
+    assert set(TF32_HALO_CANDIDATES) < set(candidates_for(rounded, ALL_CANDIDATES, tf32=True))
+    assert not any(s.tf32 for s in candidates_for(rounded, ALL_CANDIDATES))
+    plain = candidates_for(GemmTraits(4, 4), ALL_CANDIDATES, tf32=True)
+    assert plain and not set(TF32_HALO_CANDIDATES) & set(plain)
+
+
+@pytest.mark.parametrize(
+    ("half", "tf32"), [*zip(HALO_CANDIDATES, TF32_HALO_CANDIDATES, strict=True)], ids=str
+)
+def test_tf32_is_like_16_bits_with_as_many_bytes(half: GemmSchedule, tf32: GemmSchedule) -> None:
+    """Of half as many channels; only results are larger."""
+    times = []
+    for schedule, width, channels in ((half, 2, half.depth), (tf32, 4, tf32.depth)):
+        window = replace(WINDOW, channels=channels)
+        halo = HaloTraits(window, 64, False, _shape(1, 56, 56))
+        traits = GemmTraits(
+            element_bytes=width, result_bytes=2, lhs_share=1 / 9, halo=halo, conv=True
+        )
+        sizes = GemmSizes(56 * 56, 64, 9 * 128 // width, 1, traits)
+        times.append(CostModel(H200, [schedule], traits).parts(sizes))
+    assert times[0].tensor_cores == pytest.approx(times[1].tensor_cores)
+    assert times[0].time == pytest.approx(times[1].time)
 
 
 def test_what_fits() -> None:
     """Resident filters are those of one tile; large windows leave no room for pixels."""
     few, many = (_traits(_shape(1, 56, 56), filters=filters) for filters in (64, 72))
-    assert fitting(H200, HALO_CANDIDATES, few) == HALO_CANDIDATES
+    assert fitting(H200, HALO_CANDIDATES, few) == tuple(s for s in HALO_CANDIDATES if s.depth == 64)
     assert not any(each.resident for each in fitting(H200, HALO_CANDIDATES, many))
     wide = _traits(_shape(1, 56, 56), HaloWindow((31, 31), (1, 1), 64))
     assert not fitting(H200, HALO_CANDIDATES, wide)
 
 
+@pytest.mark.parametrize(
+    ("channels", "share"), [(8, 1 / 2), (32, 1 / 2), (40, None), (64, None), (96, 3 / 4)]
+)
+def test_half_a_block_of_channels(channels: int, share: float | None) -> None:
+    """Stages of 32 channels are for those that would be filled up by 32 or more, and multiply
+    nothing for those that there are not."""
+    window = replace(WINDOW, channels=channels)
+    traits = _traits(_shape(1, 56, 56), window, filters=128)
+    pair = [GemmSchedule.parse(f"halo_64x112x{end}") for end in ("64_s9_w1", "32_s12_w1")]
+    found = fitting(H200, pair, traits)
+    assert found == tuple(pair if share else pair[:1])
+    sizes = GemmSizes(56 * 56, 128, 9 * -(-channels // 64) * 64, 1, traits)
+    [work] = CostModel(H200, found, traits).parts(sizes).tensor_cores
+    assert share is None or work[1] / work[0] == pytest.approx(share)
+
+
 @pytest.mark.parametrize("schedule", HALO_CANDIDATES, ids=str)
 def test_tiles_in_shared_memory(schedule: GemmSchedule) -> None:
     """They begin where the swizzle pattern does, and consumers find theirs in the same places."""
-    tile = HaloTile.of(schedule, WINDOW)
+    window = replace(WINDOW, channels=schedule.depth)
+    tile = HaloTile.of(schedule, window)
     assert tile.pitch % 1024 == 0
     assert tile.bytes <= tile.pitch < tile.bytes + 1024
-    count = pixel_tiles(schedule, WINDOW, 227 * 1024 - 1024 - 8192 * schedule.consumers)
+    count = pixel_tiles(schedule, window, 227 * 1024 - 1024 - 8192 * schedule.consumers)
     assert count >= 2
     assert not schedule.resident or count % schedule.consumers == 0
 

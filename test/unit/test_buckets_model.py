@@ -27,7 +27,10 @@ from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import HOPPER
 
 TURNS = GemmSchedule.parse("swapped_128x128x64_s6_w2_turns")
-ALL = (*CANDIDATES, TURNS, UNALIGNED)
+SPLITS = tuple(
+    map(GemmSchedule.parse, ("swapped_128x144x64_s6_w2_k3", "persistent_128x256x64_s4_w2_k2"))
+)
+ALL = (*dict.fromkeys((*CANDIDATES, TURNS, *SPLITS)), UNALIGNED)
 PLAIN = GemmTraits()
 CONSTANTS = Constants()
 
@@ -68,20 +71,26 @@ def reference(
     fill_step = loaded_bytes(schedule, traits) / (c.fill_rate * 1000) * factor
 
     partial = schedule.rows * schedule.columns * 4
-    work = tiles * math.ceil(steps / schedule.split)
+    in_cluster = schedule.split if schedule.family == "small_m" else 1
+    work = tiles * math.ceil(steps / in_cluster)
     handed_over = 0.0
-    if schedule.split > 1:
-        sent = (schedule.split - 1) * partial / schedule.split
+    if in_cluster > 1:
+        sent = (in_cluster - 1) * partial / in_cluster
         handed_over = c.split + sent / (c.split_rate * 1000)
     waves, rest = divmod(clusters, slots)
     left = rest * steps
     sharers = max(min(slots, 3 * rest, left // 4), 1)
     if schedule.stream and rest and 100 * steps > 108 * left // sharers + 600:
         work = waves * steps + math.ceil(left / sharers)
-        handed_over = c.stream + math.ceil(sharers / rest) * partial / (c.stream_rate * 1000)
+        handed_over = c.handover + math.ceil(sharers / rest) * partial / (c.handover_rate * 1000)
+    more = max(round(2600 / cycles), 1)
+    parts = min(schedule.split // in_cluster, slots // max(rest, 1), max(steps - more, 0) // 4)
+    if rest and parts > 1:
+        work = waves * steps + steps - (parts - 1) * ((steps - more) // parts)
+        handed_over = c.handover + (parts - 1) * partial / (c.handover_rate * 1000)
     latency = work / min(tiles, rings) * c.latency / schedule.stages
-    asked = clusters * steps * schedule.cluster / schedule.split * loaded_bytes(schedule, traits)
-    if schedule.split > 1 and column_tiles > 1:
+    asked = clusters * steps * schedule.cluster / in_cluster * loaded_bytes(schedule, traits)
+    if in_cluster > 1 and column_tiles > 1:
         fill_step *= c.crowding
         asked *= c.crowding
     busy = max(together(work * tensor_step, work * fill_step, c.interference), latency)
@@ -108,7 +117,7 @@ def reference(
     launch = c.launch + c.latency + (c.cluster_launch if schedule.cluster > 1 else 0)
     overlapped = together(busy, memory, c.leak)
     more = math.ceil(tiles / rings) - 1
-    exposed = max(epilogue - busy / tiles, 0) / 2 if schedule.turns else epilogue
+    exposed = max(epilogue - overlapped / tiles, 0) / 2 if schedule.turns else epilogue
     return launch + overlapped + epilogue + more * exposed + handed_over
 
 
@@ -133,7 +142,8 @@ def test_many_problems_at_once_are_each_alone(sizes: list[tuple[int, int, int, i
 
 @given(problems, st.integers(0, 3), st.integers(1, 5_000))
 def test_more_work_is_never_faster(size: tuple[int, int, int, int], which: int, more: int) -> None:
-    still = tuple(s for s in ALL if not s.stream)
+    # Tiles are shared from some depth on, and while there are few of them.
+    still = tuple(s for s in ALL if not s.stream and s.split == s.cluster_split)
     larger = list(size)
     larger[which] += more
     costs = CostModel(H200, still, constants=CONSTANTS)
@@ -160,6 +170,25 @@ def test_sharing_the_last_wave() -> None:
     for tiles in (132, 264, 260):
         full = costs.parts(GemmSizes(128, tiles * 256, 4096))
         assert full.time[0, 0] == full.time[0, 1]
+
+
+@pytest.mark.parametrize("tiles", [20, 44, 132 + 44])
+def test_sharing_without_a_cluster(tiles: int) -> None:
+    """Three multiprocessors for a tile: a third of the time, and what the owner has more."""
+    split = SPLITS[0]
+    alone = dataclasses.replace(split, split=1)
+    costs = CostModel(H200, [split, alone], constants=CONSTANTS)
+    full = tiles // 132
+
+    def share(tiles: int, depth: int) -> float:
+        parts = costs.parts(GemmSizes(144, 128 * tiles, 64 * depth))
+        return float(parts.tensor_cores[0, 0] / parts.tensor_cores[0, 1])
+
+    assert share(tiles, 104) == pytest.approx((full + (104 - 2 * 33) / 104) / (full + 1))
+    # Two, where there are not enough for three, or where parts would be short.
+    assert share(132 * full + 60, 104) == pytest.approx((full + 55 / 104) / (full + 1))
+    assert share(tiles, 15) == pytest.approx((full + 10 / 15) / (full + 1))
+    assert share(132 * full + 67, 104) == share(tiles, 12) == 1
 
 
 def test_what_bounds_a_gemm() -> None:

@@ -229,56 +229,71 @@ def test_machine_code(schedule: str) -> None:
 
 # Depthwise ----------------------------------------------------------------------------------------
 
+ALONE = Layer((3, 3), inside=1, outside=1, groups=16, padding=((1, 1), (1, 1)), element="bf16")
+
+#: A layer and a schedule each.
 DEPTHWISE = {
-    "depthwise_v1_r3": Layer(
-        (3, 3),
-        inside=1,
-        outside=1,
-        groups=5,
-        padding=((1, 1), (1, 1)),
-        element="bf16",
-        epilogue=True,
+    "single channels": (replace(ALONE, groups=5, epilogue=True), "depthwise_v1_2x3"),
+    "a tile": (replace(ALONE, taps_first=True, epilogue=True), "depthwise_v4_4x4"),
+    "blocks of channels": (replace(ALONE, groups=96, taps_first=True), "depthwise_v2_2x2"),
+    "torch's filters": (replace(ALONE, groups=24), "depthwise_v8_1x2"),
+    "one pixel": (replace(ALONE, taps_first=True, epilogue=True), "depthwise_v8_1x1"),
+    "strides and dilations": (
+        replace(
+            ALONE, taps=(3, 5), strides=(2, 2), dilations=(1, 2), padding=((1, 1), (2, 1)),
+            epilogue=True,
+        ),
+        "depthwise_v4_2x4",
     ),
-    "depthwise_v8_r4": Layer(
-        (3, 5),
-        inside=1,
-        outside=1,
-        groups=16,
-        padding=((1, 1), (2, 1)),
-        strides=(2, 2),
-        dilations=(1, 2),
-        element="bf16",
-        epilogue=True,
+    "5 x 5": (
+        replace(
+            ALONE, taps=(5, 5), padding=((2, 2), (2, 2)), groups=20, taps_first=True, element="f16"
+        ),
+        "depthwise_v2_2x4",
     ),
-    "depthwise_v4_r2": Layer(
-        (3,), inside=1, outside=1, groups=12, padding=((1, 1),), element="f16"
+    "rows of taps": (
+        replace(ALONE, taps=(7, 7), padding=((3, 3), (3, 3)), taps_first=True), "depthwise_v8_1x4"
     ),
-    "depthwise_v2_r4": Layer((2, 3, 3), inside=1, outside=1, groups=6, element="bf16"),
-}
+    "rows of torch's taps": (replace(ALONE, taps=(7, 7), groups=4), "depthwise_v4_1x2"),
+    "cropping": (replace(ALONE, padding=((-1, 0), (1, -1)), taps_first=True), "depthwise_v4_2x2"),
+    "one dim": (
+        Layer((3,), inside=1, outside=1, groups=12, padding=((1, 1),), element="f16"),
+        "depthwise_v4_1x2",
+    ),
+    "three dims": (
+        Layer(
+            (2, 3, 3), inside=1, outside=1, groups=6, padding=((1, 0), (1, 1), (0, 1)),
+            element="bf16", taps_first=True, epilogue=True,
+        ),
+        "depthwise_v2_2x2",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", DEPTHWISE)
+@pytest.mark.parametrize("name", DEPTHWISE)
 @given(batch=st.integers(0, 3), sizes=IMAGES, block=st.booleans())
 @examples(4)
-def test_depthwise(schedule: str, batch: int, sizes: tuple[int, ...], block: bool) -> None:
-    layer = DEPTHWISE[schedule]
+def test_depthwise(name: str, batch: int, sizes: tuple[int, ...], block: bool) -> None:
+    layer, schedule = DEPTHWISE[name]
     check(layer, schedule, batch, _fits(layer, sizes), block=block)
 
 
 def test_what_is_no_depthwise_convolution() -> None:
     with pytest.raises(LoweringError, match="is no depthwise convolution"):
-        lowered(PLAIN, "depthwise_v8_r4")
+        lowered(PLAIN, "depthwise_v8_1x4")
     with pytest.raises(LoweringError, match="8 of them are not known to lie side by side"):
-        lowered(DEPTHWISE["depthwise_v4_r2"], "depthwise_v8_r4")
+        lowered(DEPTHWISE["one dim"][0], "depthwise_v8_1x4")
     with pytest.raises(LoweringError, match="names no depthwise schedule"):
-        lowered(DEPTHWISE["depthwise_v4_r2"], "depthwise_v3_r4")
+        lowered(ALONE, "depthwise_v3_1x4")
+    with pytest.raises(LoweringError, match="7 x 7 taps of 8 channels, which a thread does not"):
+        lowered(DEPTHWISE["rows of taps"][0], "depthwise_v8_2x4")
 
 
 @needs_ptxas
 @sass.needs_nvdisasm
 def test_machine_code_of_depthwise_layers() -> None:
-    layer = replace(DEPTHWISE["depthwise_v8_r4"], taps=(3, 3), strides=(), dilations=())
-    made = lowered(layer, "depthwise_v8_r4", block=True, ahead=True).assemble()
+    layer, schedule = DEPTHWISE["a tile"]
+    made = lowered(layer, schedule, block=True, ahead=True).assemble()
     [function] = sass.disassemble(made.data).values()
     assert not function.local_memory
     assert not function.read_never_written

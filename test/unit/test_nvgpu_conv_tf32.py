@@ -17,6 +17,7 @@ from torch.export import Dim
 from reference import sass
 from shapejit.gpu.interface import Im2colMap, TensorMap
 from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.schedule import TF32_HALO_CANDIDATES, GemmSchedule
 from unit.cpu_convs import Layer
 from unit.cpu_kernels import examples
 from unit.ptx_samples import needs_ptxas
@@ -65,12 +66,28 @@ def test_layers(name: str) -> None:
     _check(layer, WHOLE, 2, (5, 7)[: layer.rank], False)
 
 
+HALO = ["halo_64x16x32_s3_w1_tf32", "halo_64x8x16_s9_w2_resident_tf32"]
+
+
+@pytest.mark.parametrize("schedule", HALO)
+@given(batch=st.integers(0, 2), image=st.tuples(st.integers(1, 6), st.integers(1, 17)))
+@examples(2)
+def test_tiles_with_a_halo(schedule: str, batch: int, image: tuple[int, ...]) -> None:
+    _check(PLAIN, schedule, batch, image, True)
+
+
+@pytest.mark.parametrize("name", ["blocks of channels", "groups", "channels first"])
+def test_layers_with_a_halo(name: str) -> None:
+    _check(LAYERS[name], HALO[0], 2, (5, 9), False)
+
+
 def test_maps_round() -> None:
     """Those of both factors; sums and what the epilogue adds are float32."""
-    parameters = lowered(PLAIN, WHOLE).interface.parameters
-    maps = [each for each in parameters if isinstance(each, TensorMap | Im2colMap)]
-    assert {each.operand for each in maps} == {0, 1}
-    assert all(each.element == "tf32" for each in maps)
+    for schedule in (WHOLE, *HALO):
+        parameters = lowered(PLAIN, schedule).interface.parameters
+        maps = [each for each in parameters if isinstance(each, TensorMap | Im2colMap)]
+        assert {each.operand for each in maps} == {0, 1}
+        assert all(each.element == "tf32" for each in maps)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +95,7 @@ def test_maps_round() -> None:
     [
         (PLAIN, "persistent_64x64x64_s2_w1", "convolutions of f32 .* rounded to tf32"),
         (PLAIN, "simt_64x64x32_s4_w1", "convolutions of f32 .* rounded to tf32"),
-        (PLAIN, "halo_64x16x32_s3_w1", "convolutions of f32 .* rounded to tf32"),
+        (PLAIN, "patch_64x128x16_s2_w1", "convolutions of f32 .* rounded to tf32"),
         (replace(PLAIN, element="bf16", inside=16), WHOLE, "convolutions of bf16"),
         (replace(PLAIN, inside=6), WHOLE, "TMA needs multiples of 4"),
         (replace(PLAIN, inside=12, groups=2), WHOLE, "in groups of 12 channels"),
@@ -92,10 +109,16 @@ def test_what_is_refused(layer: Layer, schedule: str, message: str) -> None:
 @needs_ptxas
 @sass.needs_nvdisasm
 @pytest.mark.parametrize(
-    "schedule", ["swapped_128x128x32_s6_w2_tf32", "small_m_64x64x32_s12_w1_r2_tf32"]
+    "schedule",
+    ["swapped_128x128x32_s6_w2_tf32", "small_m_64x64x32_s12_w1_r2_tf32", *TF32_HALO_CANDIDATES],
+    ids=str,
 )
-def test_machine_code(schedule: str) -> None:
-    made = lowered(replace(PLAIN, inside=64, outside=128), schedule, True, True).assemble()
+def test_machine_code(schedule: object) -> None:
+    layer = replace(PLAIN, inside=64, outside=128)
+    if isinstance(schedule, GemmSchedule):
+        outside = 64 if schedule.resident else 128
+        layer = replace(layer, inside=schedule.depth, outside=outside)
+    made = lowered(layer, str(schedule), True, True).assemble()
     assert not made.warnings
     [function] = sass.disassemble(made.data).values()
     assert not function.local_memory

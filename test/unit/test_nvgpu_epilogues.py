@@ -47,6 +47,20 @@ def run(
         values: of the extras.
         depth: size of K; s2 with operands.
     """
+    text = kernel_text(extras, body, depth, out)
+    k = depth if isinstance(depth, int) else 72
+    lhs, rhs = operands or (torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16())
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        interface = lower_variant(sir.kernels(module)["k"], GemmSchedule.parse(schedule), HOPPER)
+        [code] = (op for op in sir.operations(module.body) if op.name == "gpu.module")
+        module.operation.verify()
+        shape = torch.empty(m, n, dtype=DTYPES[out])
+        return simulate(kernel_function(code), interface, [lhs, rhs, *values], shape, [m, n, k])
+
+
+def kernel_text(extras: Sequence[Extra], body: str, depth: Size, out: str) -> str:
+    """The kernel of `run`."""
     arguments = [tensor("bf16", "s0", depth), tensor("bf16", "s1", depth)]
     types = [tensor(element, *sizes) for _, element, sizes in extras]
     reads = [f"%x{i} at {access(2, extras[i][0])} : {types[i]}" for i in range(len(extras))]
@@ -54,7 +68,7 @@ def run(
     scalars = ", ".join(["%a: f32", *(f"%e{i}: {e[1]}" for i, e in enumerate(extras))])
     result = tensor(out, "s0", "s1")
     listed = ", ".join(f"{a}: {t}" for a, t in zip(names, arguments + types, strict=True))
-    text = f"""
+    return f"""
         shapejit.kernel @k symbols 3 ({listed}) {{
           %y = shapejit.gemm over [s0, s1, {depth}]
               lhs(%lhs at {access(3, "d0, d2")} : {arguments[0]})
@@ -66,15 +80,6 @@ def run(
               }} -> {result}
           shapejit.yield %y : {result}
         }}"""
-    k = depth if isinstance(depth, int) else 72
-    lhs, rhs = operands or (torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16())
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(text)
-        interface = lower_variant(sir.kernels(module)["k"], GemmSchedule.parse(schedule), HOPPER)
-        [code] = (op for op in sir.operations(module.body) if op.name == "gpu.module")
-        module.operation.verify()
-        shape = torch.empty(m, n, dtype=DTYPES[out])
-        return simulate(kernel_function(code), interface, [lhs, rhs, *values], shape, [m, n, k])
 
 
 # Functions ----------------------------------------------------------------------------------------
@@ -228,6 +233,29 @@ def test_functions_without_code(op: str) -> None:
     body = f"%0 = {op} {arguments} : f32\nshapejit.yield %0 : f32"
     with pytest.raises(LoweringError, match=f"computes '{op}' of f32"):
         run(PLAIN, [("d1", "f32", ("s1",))], body, [torch.zeros(8)], 8, 8)
+
+
+def test_what_a_result_does_not_need_is_not_emitted() -> None:
+    """Neither for the element nor for the last rounding, which storing does."""
+    needed = """
+        %0 = arith.truncf %a : f32 to bf16
+        shapejit.yield %0 : bf16"""
+    more = """
+        %1 = math.exp %a : f32
+        %2 = math.sin %1 : f32
+        %3 = arith.bitcast %a : f32 to f32
+        %0 = arith.truncf %3 : f32 to bf16
+        shapejit.yield %0 : bf16"""
+    with ir.Context(), ir.Location.unknown():
+        texts = []
+        for lines in (needed, more):
+            module = ir.Module.parse(kernel_text([], lines, "s2", "bf16"))
+            kernel = sir.kernels(module)["k"]
+            lower_variant(kernel, GemmSchedule.parse(PLAIN), HOPPER)
+            texts += [str(op) for op in sir.operations(module.body) if op.name == "gpu.module"]
+    assert texts[0] == texts[1]
+    # The 64 x 64 sums of 128 threads in pairs, and the one element that a K of 0 is about.
+    assert texts[0].count("cvt.rn.bf16x2") == 16 + 1
 
 
 def test_halves_are_computed_in_f32_and_rounded_where_it_says() -> None:

@@ -19,7 +19,7 @@ from shapejit import ir as sir
 from shapejit.gpu.interface import TensorMap
 from shapejit.passes.nvgpu.conv.lowering import lower
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES
+from shapejit.passes.nvgpu.schedule import HALO_CANDIDATES, GemmSchedule
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_convs import Layer
 from unit.cpu_kernels import access, examples, tensor
@@ -257,10 +257,10 @@ def test_what_is_refused(layer: Layer, schedule: str, message: str) -> None:
 @needs_ptxas
 @sass.needs_nvdisasm
 @pytest.mark.parametrize("schedule", HALO_CANDIDATES, ids=str)
-def test_machine_code(schedule: object) -> None:
+def test_machine_code(schedule: GemmSchedule) -> None:
     """Neither spills nor registers that are read and never written, with warnings that fail."""
-    outside = 64 if str(schedule).endswith("resident") else 128
-    layer = replace(PLAIN, inside=64, outside=outside)
+    outside = 64 if schedule.resident else 128
+    layer = replace(PLAIN, inside=schedule.depth, outside=outside)
     made = lowered(layer, str(schedule), block=True, ahead=True).assemble()
     assert not made.warnings
     [function] = sass.disassemble(made.data).values()

@@ -163,3 +163,21 @@ def test_opt_lists_passes_with_their_options() -> None:
     listed = run_tool(["shapejit-opt", "--help"]).stdout
     assert "--shapejit-plan-memory" in listed
     assert "--canonicalize" in listed
+
+
+NAMED = """
+import sys
+from shapejit import passes
+from shapejit.pass_host import registered_passes
+passes.register_in("canonicalize,shapejit-fold-views,cse,shapejit-no-such{level=3}")
+passes.register_in("builtin.module(shapejit-plan-memory{x=shapejit},test-shapejit-x)")
+print([entry.name for entry in registered_passes()])
+print([name for name in sys.modules if name.startswith("shapejit.passes.lower")])
+"""
+
+
+def test_what_a_pipeline_names_is_registered_and_no_more() -> None:
+    run = run_tool([sys.executable, "-c", NAMED])
+    registered, others = run.stdout.splitlines()
+    assert registered == str(["shapejit-fold-views", "shapejit-plan-memory"])
+    assert others == "[]"

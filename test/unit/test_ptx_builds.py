@@ -98,6 +98,44 @@ def test_equal_units_give_equal_bytes_in_any_process() -> None:
     assert printed[0] == printed[1]
 
 
+FORKED = """
+import os, threading
+from unit.test_ptx_builds import gemm_unit
+from shapejit import pass_host
+from shapejit.codegen import cubin
+real, begun, on = pass_host.run_pipeline, threading.Event(), threading.Event()
+def slow(module, pipeline, **arguments):
+    if threading.current_thread() is not threading.main_thread():
+        begun.set()
+        on.wait(60)
+    real(module, pipeline, **arguments)
+cubin.run_pipeline = slow
+unit = gemm_unit("small_m_64x16x64_s4_w1")
+thread = threading.Thread(target=cubin.build_cubin, args=(unit,))
+thread.start()
+begun.wait(60)
+child = os.fork()
+if not child:
+    os._exit(0 if cubin.build_cubin(unit).cubin else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+on.set()
+thread.join()
+"""
+
+
+def test_a_forked_child_builds_while_its_parent_emits() -> None:
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    run = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "0"
+
+
 def test_builds_by_a_builder() -> None:
     cache = ObjectCache(1 << 20)
     builder = CubinBuilder(lambda: cache, workers=Workers(lambda: 2))

@@ -2,33 +2,42 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Which schedule of a depthwise convolution serves which sizes.
 
-A strip of four pixels of a 3x3 layer loads half as much as four of one pixel, but there are a
-fourth as many threads. So strips are long where their threads fill the GPU.
+The axis is the number of pixels of all images. For each range of them, up to the next power of two,
+the model (`depthwise_model`) is asked at images of several shapes that a program can have; a few
+schedules serve all ranges, those that lose least in the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.nvgpu.conv.depthwise import (
-    CTAS,
-    THREADS,
+from shapejit.passes.nvgpu.conv.depthwise_model import DepthwiseModel
+from shapejit.passes.nvgpu.conv.depthwise_schedule import (
     DepthwiseSchedule,
     most_channels,
     suits,
+    tiled_dims,
 )
-from shapejit.passes.nvgpu.conv.problem import conv_problem
+from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem
 from shapejit.passes.nvgpu.errors import LoweringError
-from shapejit.symbolic import Expr, Ranges, product
+from shapejit.symbolic import Expr, product
 
-__all__ = ["check", "choose", "serves"]
+__all__ = ["candidates", "check", "choose", "serves"]
 
 Bounds: TypeAlias = "tuple[int, int | None]"
 Bucket: TypeAlias = "tuple[tuple[int, ...], tuple[int | None, ...], str, str]"
+Point: TypeAlias = "tuple[int, tuple[int, ...]]"
 
-_STRIP = 4
+_TILES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4))
+# Variants of a layer, and what one more has to gain in the mean.
+_MOST_VARIANTS, _GAIN = 4, 0.01
+# Of a symbol; and in place of no bound.
+_SAMPLES, _UNBOUNDED = 5, 2048
+_MOST_PIXELS = 1 << 26
 
 
 def serves(kernel: Any) -> bool:
@@ -48,6 +57,19 @@ def check(kernel: Any) -> None:
     conv_problem(kernel)
 
 
+def candidates(conv: ConvProblem) -> list[DepthwiseSchedule]:
+    """The schedules that are considered for a convolution."""
+    most = most_channels(conv)
+    found: dict[DepthwiseSchedule, None] = {}
+    for channels in sorted({min(most, each) for each in (2, 4)}):
+        for rows, columns in _TILES:
+            if tiled_dims(conv, channels) == 1:
+                rows, columns = 1, rows * columns
+            if columns <= _TILES[-1][1]:
+                found[DepthwiseSchedule(channels, rows, columns)] = None
+    return list(found)
+
+
 def choose(
     kernel: Any, sizes: Mapping[int, Bounds], device: Device
 ) -> tuple[list[Expr], list[Bucket]]:
@@ -65,22 +87,79 @@ def choose(
         LoweringError: it cannot be lowered.
     """
     conv = conv_problem(kernel)
-    channels = most_channels(conv)
-    chunks = (conv.groups.constant or 1) // channels
+    schedules = candidates(conv)
+    ranges = _ranges(conv, sizes)
+    models = [DepthwiseModel.of(conv, schedule) for schedule in schedules]
+    losses = [_losses(points, models, device) for points in ranges.values()]
+    kept = _few(losses)
+    best = [min(kept, key=row.__getitem__) for row in losses]
+    firsts = [0] + [number for number in range(1, len(best)) if best[number] != best[number - 1]]
+    if len(firsts) == 1:
+        reason = "least time by the model at all sizes"
+        return [], [((), (), str(schedules[best[0]]), reason)]
+    starts = [0, *(1 << list(ranges)[number] for number in firsts[1:])]
+    ends: list[int | None] = [*(start - 1 for start in starts[1:]), None]
     axis = product([conv.images, *conv.pixels])
-    low, high = Ranges(dict(sizes)).bounds(axis)
-    low = max(low or 0, 0)
-    filling = max(_STRIP * device.multiprocessors * CTAS * THREADS // max(chunks, 1), 1)
-    short, long = (str(DepthwiseSchedule(channels, pixels)) for pixels in (1, _STRIP))
     buckets: list[Bucket] = []
-    if low < filling:
-        last = filling - 1 if high is None else min(filling - 1, high)
-        buckets.append(((low,), (last,), short, f"up to {filling - 1} pixels a thread for each"))
-    if high is None or high >= filling:
-        first = max(low, filling)
-        reason = f"from {filling} pixels on strips of {_STRIP} fill the GPU"
-        buckets.append(((first,), (high,), long, reason))
-    if len(buckets) > 1:
-        return [axis], buckets
-    [(_, _, variant, reason)] = buckets
-    return [], [((), (), variant, reason)]
+    for start, end, number in zip(starts, ends, firsts, strict=True):
+        reason = f"least time by the model from {start} pixels on"
+        buckets.append(((start,), (end,), str(schedules[best[number]]), reason))
+    return [axis], buckets
+
+
+def _ranges(conv: ConvProblem, sizes: Mapping[int, Bounds]) -> dict[int, list[Point]]:
+    """Sizes that a program can have, by the power of two that is not above their pixels."""
+    exprs = (conv.images, *conv.pixels)
+    symbols = sorted(set().union(*(each.symbols() for each in exprs)))
+    samples = [_samples(sizes.get(symbol, (1, None))) for symbol in symbols]
+    found: dict[int, list[Point]] = {}
+    for values in itertools.product(*samples):
+        at = [0] * (max(symbols, default=-1) + 1)
+        for symbol, value in zip(symbols, values, strict=True):
+            at[symbol] = value
+        images, *pixels = (max(each.evaluate(at), 1) for each in exprs)
+        total = images * math.prod(pixels)
+        if total <= _MOST_PIXELS:
+            found.setdefault(total.bit_length() - 1, []).append((images, tuple(pixels)))
+    return dict(sorted(found.items())) or {0: [(1, (1,) * conv.rank)]}
+
+
+def _samples(bounds: Bounds) -> list[int]:
+    """Some sizes within bounds, equally far apart by their ratios."""
+    low = max(bounds[0], 1)
+    high = max(bounds[1] if bounds[1] is not None else max(_UNBOUNDED, low), low)
+    steps = min(_SAMPLES, high - low + 1)
+    if steps == 1:
+        return [low]
+    ratio = (high / low) ** (1 / (steps - 1))
+    return sorted({round(low * ratio**step) for step in range(steps)})
+
+
+def _losses(
+    points: Sequence[Point], models: Sequence[DepthwiseModel], device: Device
+) -> list[float]:
+    """The logarithm of how much longer than the best each schedule takes, in the mean."""
+    totals = [0.0] * len(models)
+    for images, pixels in points:
+        times = [model.time(images, pixels, device) for model in models]
+        least = min(times)
+        for number, time in enumerate(times):
+            totals[number] += math.log(time / least)
+    return [total / len(points) for total in totals]
+
+
+def _few(losses: Sequence[Sequence[float]]) -> list[int]:
+    """Few schedules that lose little: the best one, then whichever gains most beside them."""
+    kept: list[int] = []
+    lost = math.inf
+    while len(kept) < _MOST_VARIANTS:
+        more = {
+            number: sum(min(row[each] for each in (*kept, number)) for row in losses) / len(losses)
+            for number in range(len(losses[0]))
+        }
+        best = min(more, key=more.__getitem__)
+        if lost - more[best] < _GAIN:
+            break
+        kept.append(best)
+        lost = more[best]
+    return kept

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from mlir.dialects import arith
 
-from shapejit.passes.nvgpu.builder import Num, Value, add, compare, loop, mul, select, value, when
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    Value,
+    add,
+    compare,
+    loop,
+    mul,
+    select,
+    udiv,
+    value,
+    when,
+)
 from shapejit.passes.nvgpu.conv.halo_window import HaloTile, HaloWindow
 from shapejit.passes.nvgpu.function import KernelFunction, Threads
 from shapejit.passes.nvgpu.operands import StagedOperand
@@ -34,6 +45,7 @@ from shapejit.passes.nvgpu.wgmma import (
 )
 
 _UNIT = 16  # bytes that a descriptor's addresses count
+_MOST_TAPS = 5  # of a round of the loop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +62,10 @@ class HaloLayout(TileLayout):
     def of(schedule: GemmSchedule, window: HaloWindow) -> HaloLayout:
         """The layout of a schedule's tiles."""
         tile = HaloTile.of(schedule, window)
-        return HaloLayout(schedule.columns, schedule.depth, k_major=True, tile=tile)
+        width = schedule.element_bytes
+        return HaloLayout(
+            schedule.columns, schedule.depth, k_major=True, element_bytes=width, tile=tile
+        )
 
     @property
     def bytes(self) -> int:
@@ -117,8 +132,14 @@ class PixelTiles:
 
 
 @dataclass(frozen=True)
-class _Tap:
-    """A tap of the window: its number, its column, and its first line in units of 16 bytes."""
+class _Taps:
+    """Some taps that are multiplied one after the other, neighbours along the width.
+
+    Attributes:
+        number: of the group in the window.
+        column: of the group in a row of taps.
+        start: first line of its first tap, in units of 16 bytes.
+    """
 
     number: Value
     column: Value
@@ -129,16 +150,30 @@ class _Tap:
         """As loops carry it."""
         return [self.number, self.column, self.start]
 
-    def advance(self, window: HaloWindow, tile: HaloTile) -> tuple[_Tap, Value]:
-        """The tap after this one, and whether that is the first of another block of channels."""
-        (_, columns), (down, along) = window.taps, window.dilations
-        step = along * tile.line // _UNIT
+    def advance(self, window: HaloWindow, tile: HaloTile) -> tuple[_Taps, Value]:
+        """The group after this one, and whether that is the first of another block of channels."""
+        (_, columns), (down, _) = window.taps, window.dilations
+        together = taps_together(window)
+        groups = columns // together
+        step = together * _tap_step(window, tile)
         down_step = down * tile.width * tile.line // _UNIT
         number, column = add(self.number, 1), add(self.column, 1)
-        ends, row_ends = compare("eq", number, window.count), compare("eq", column, columns)
-        moved = add(self.start, select(row_ends, down_step - (columns - 1) * step, step))
-        after = _Tap(select(ends, 0, number), select(row_ends, 0, column), select(ends, 0, moved))
+        ends = compare("eq", number, window.count // together)
+        row_ends = compare("eq", column, groups)
+        moved = add(self.start, select(row_ends, down_step - (groups - 1) * step, step))
+        after = _Taps(select(ends, 0, number), select(row_ends, 0, column), select(ends, 0, moved))
         return after, ends
+
+
+def taps_together(window: HaloWindow) -> int:
+    """Taps that a round of the loop multiplies: a row of the window, where that is short. What a
+    round takes beside its products is hidden behind them only if these are enough."""
+    return window.taps[1] if window.taps[1] <= _MOST_TAPS else 1
+
+
+def _tap_step(window: HaloWindow, tile: HaloTile) -> int:
+    """From a tap to the next along the width, in units of 16 bytes."""
+    return window.dilations[1] * tile.line // _UNIT
 
 
 @dataclass(frozen=True)
@@ -211,35 +246,57 @@ class HaloProducts:
     ) -> tuple[Slot, Slot, list[Value], list[Value]]:
         """The products of a tile over so many taps and blocks, the last ones may be in flight.
 
-        The first one is peeled: it overwrites the sums. What the products before read is released
-        when the next ones are under way.
+        The first ones are peeled: they overwrite the sums. What the products before read is
+        released when the next ones are under way.
 
         Returns:
             The places in the rings after it, the tiles that are still being read, and the sums; see
             `finish`.
         """
-        self._filter_ring.await_full(filters)
-        self._pixel_ring.await_full(pixels)
-        undefined = [self._multiplier.undefined()] * self._blocks
-        tap = _Tap(value(0), value(0), value(0))
-        sums = multiply_stage(self._at(filters, pixels, tap), undefined, fresh=True)
-        place, tap = self._advance(filters, pixels, tap)
-        with loop(1, stages, 1, [*place.values, *tap.values, *sums]) as each:
+        sums = [self._multiplier.undefined()] * self._blocks
+        place = _Place(filters, pixels, filters.stage, pixels.stage)
+        taps = _Taps(value(0), value(0), value(0))
+        place, taps, sums = self._multiply(place, taps, sums, first=True)
+        rounds = udiv(stages, taps_together(self._window))
+        with loop(1, rounds, 1, [*place.values, *taps.values, *sums]) as each:
             place = _Place.of(each.carried[:_PLACE_VALUES])
             rest = each.carried[_PLACE_VALUES:]
-            tap, sums = _Tap(*rest[:_TAP_VALUES]), rest[_TAP_VALUES:]
-            self._filter_ring.await_full(place.filters)
-            self._pixel_ring.await_full(place.pixels)
-            sums = multiply_stage(self._at(place.filters, place.pixels, tap), sums, fresh=False)
-            await_groups(1)
-            self._release_filters(place.filters_before)
-            with when(compare("eq", tap.number, 0)):
-                self._pixel_ring.release(place.pixels_before, self._lane)
-            place, tap = self._advance(place.filters, place.pixels, tap)
-            each.next = [*place.values, *tap.values, *sums]
+            taps, sums = _Taps(*rest[:_TAP_VALUES]), rest[_TAP_VALUES:]
+            place, taps, sums = self._multiply(place, taps, sums, first=False)
+            each.next = [*place.values, *taps.values, *sums]
         place = _Place.of(each.results[:_PLACE_VALUES])
         sums = each.results[_PLACE_VALUES + _TAP_VALUES :]
         return place.filters, place.pixels, [place.filters_before, place.pixels_before], sums
+
+    def _multiply(
+        self, place: _Place, taps: _Taps, sums: Sequence[Value], *, first: bool
+    ) -> tuple[_Place, _Taps, list[Value]]:
+        """The products of a group of taps; returns the places after it, the next group, the sums.
+
+        Args:
+            first: whether there are no sums yet.
+        """
+        self._pixel_ring.await_full(place.pixels)
+        filters, before = place.filters, place.filters_before
+        for number in range(taps_together(self._window)):
+            self._filter_ring.await_full(filters)
+            fresh = first and number == 0
+            products = self._at(filters, place.pixels, taps, number)
+            sums = multiply_stage(products, sums, fresh=fresh)
+            if not fresh:
+                await_groups(1)
+                self._release_filters(before)
+            if not first and number == 0:
+                with when(compare("eq", taps.number, 0)):
+                    self._pixel_ring.release(place.pixels_before, self._lane)
+            before, filters = filters.stage, self._filter_ring.advance(filters)
+        after, ends = taps.advance(self._window, self._pixels.tile)
+        further = self._pixel_ring.advance(place.pixels)
+        moved = [
+            arith.select(ends, new, old)
+            for new, old in zip(further.values, place.pixels.values, strict=True)
+        ]
+        return _Place(filters, slot_of(moved), before, place.pixels.stage), after, list(sums)
 
     def finish(self, last: Sequence[Value], sums: Sequence[Value]) -> list[list[list[Value]]]:
         """Waits for the products; returns the sums' registers of the one product by block.
@@ -257,24 +314,15 @@ class HaloProducts:
         if not self._resident:
             self._filter_ring.release(stage, self._lane)
 
-    def _at(self, filters: Slot, pixels: Slot, tap: _Tap) -> list[tuple[Multiplier, Value, Value]]:
-        """The products of a tap, with the descriptors of its tiles."""
+    def _at(
+        self, filters: Slot, pixels: Slot, taps: _Taps, number: int
+    ) -> list[tuple[Multiplier, Value, Value]]:
+        """The products of a tap of a group, with the descriptors of its tiles."""
         columns = add(self._columns, stage_step(self._pixels.bytes, pixels.stage))
-        columns = add(columns, tap.start)
+        start = add(taps.start, number * _tap_step(self._window, self._pixels.tile))
+        columns = add(columns, start)
         rows = add(self._rows, stage_step(self._filters.bytes, filters.stage))
         panel = self._filters.panel_bytes // _UNIT
         return [
             (self._multiplier, add(rows, block * panel), columns) for block in range(self._blocks)
         ]
-
-    def _advance(self, filters: Slot, pixels: Slot, tap: _Tap) -> tuple[_Place, _Tap]:
-        after, ends = tap.advance(self._window, self._pixels.tile)
-        further = self._pixel_ring.advance(pixels)
-        moved = [
-            arith.select(ends, new, old)
-            for new, old in zip(further.values, pixels.values, strict=True)
-        ]
-        place = _Place(
-            self._filter_ring.advance(filters), slot_of(moved), filters.stage, pixels.stage
-        )
-        return place, after

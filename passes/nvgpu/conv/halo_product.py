@@ -20,7 +20,7 @@ from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.conv.product import ConvMatrix, ConvProduct, image_dims, image_strides
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
-from shapejit.passes.nvgpu.problem import Matrix, check_box, element_name
+from shapejit.passes.nvgpu.problem import Matrix, check_box, map_element
 from shapejit.symbolic import product
 from shapejit.symbolic.expr import ONE
 
@@ -84,7 +84,7 @@ class HaloMatrix(ConvMatrix):
         check_box(box)
         return TensorMap(
             operand=self.access.operand,
-            element=element_name(self.access.element),
+            element=map_element(self.access.element),
             dims=tuple(map(function.value_number, sizes)),
             strides=tuple(map(function.value_number, strides)),
             box=(*box, 1),

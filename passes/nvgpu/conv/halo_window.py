@@ -17,7 +17,6 @@ from shapejit.passes.nvgpu.target import TILE_ALIGNMENT
 #: Pixels of a tile along the width.
 WIDTH = 8
 
-_ELEMENT_BYTES = 2
 # Tiles of pixels in shared memory: one that is multiplied, the others on their way.
 _LEAST_TILES, _MOST_TILES = 2, 3
 # With filters that stay: tiles of each consumer.
@@ -72,7 +71,7 @@ class HaloTile:
         """The tile of a schedule."""
         down, along = window.reach
         rows = schedule.columns // WIDTH
-        return HaloTile(rows + down, WIDTH + along, schedule.depth * _ELEMENT_BYTES)
+        return HaloTile(rows + down, WIDTH + along, schedule.depth * schedule.element_bytes)
 
     @property
     def bytes(self) -> int:
@@ -90,7 +89,7 @@ def filter_bytes(schedule: GemmSchedule, window: HaloWindow) -> int:
     stages = schedule.stages
     if schedule.resident:
         stages = min(window.stages(schedule.depth) or stages, stages)
-    return stages * schedule.rows * schedule.depth * _ELEMENT_BYTES
+    return stages * schedule.rows * schedule.depth * schedule.element_bytes
 
 
 def pixel_tiles(schedule: GemmSchedule, window: HaloWindow, free: int) -> int:

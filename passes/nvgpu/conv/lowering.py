@@ -11,6 +11,7 @@ from mlir import ir
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.conv import depthwise, gathered
+from shapejit.passes.nvgpu.conv.depthwise_schedule import DepthwiseSchedule
 from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
 from shapejit.passes.nvgpu.conv.patch import PatchProduct
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem, is_conv
@@ -35,7 +36,7 @@ _EMITTERS = {
 }
 
 # Of these, those that take float32.
-_TF32_FAMILIES = ("persistent", "swapped", "small_m")
+_TF32_FAMILIES = ("persistent", "swapped", "small_m", "halo")
 
 #: Elements of K in a stage of these.
 TF32_DEPTH = 32
@@ -113,7 +114,7 @@ def _emit(
     conv = conv_problem(kernel)
     try:
         if variant.startswith("depthwise"):
-            own = depthwise.DepthwiseSchedule.parse(variant)
+            own = DepthwiseSchedule.parse(variant)
             return depthwise.emit(
                 name, conv, own, architecture, block=block, programmatic=programmatic
             )

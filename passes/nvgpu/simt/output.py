@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from mlir.dialects import arith, llvm
 
 from shapejit.passes.nvgpu import ptx
-from shapejit.passes.nvgpu.bodies import emit_body
+from shapejit.passes.nvgpu.bodies import ScalarBody
 from shapejit.passes.nvgpu.builder import (
     Num,
     Value,
@@ -26,7 +26,6 @@ from shapejit.passes.nvgpu.builder import (
     and_,
     compare,
     i64,
-    index,
     mul,
     or_,
     select,
@@ -49,7 +48,6 @@ from shapejit.passes.nvgpu.memory import (
 from shapejit.passes.nvgpu.problem import Access, GemmProblem, is_half
 from shapejit.passes.nvgpu.simt.ptx import as_words, load_four, store_four
 from shapejit.passes.nvgpu.simt.tiling import QUAD
-from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ONE, ZERO
 
 Sums: TypeAlias = Callable[[int, int], Sequence[Sequence[Value]]]
@@ -86,6 +84,8 @@ class TileOutput:
         self._extras = [
             _Tensor(function, problem, access, self._batch) for access in problem.extras
         ]
+        short = is_half(problem.result.element)
+        self._body = ScalarBody(function, problem.epilogue, short=short)
         self._made: dict[Any, Any] = {}
         self._wide = self._is_wide()
 
@@ -120,14 +120,7 @@ class TileOutput:
                 self._store(quad, results)
 
     def _element(self, sums: Sequence[Value], extras: Sequence[Value]) -> Value:
-        if self._problem.epilogue is None:
-            return sums[0]
-
-        def size(expr: Expr) -> Value:
-            return index(self._function.size(expr))
-
-        short = is_half(self._problem.result.element)
-        return emit_body(self._problem.epilogue, [*sums, *extras], size, short=short)
+        return self._body.emit([*sums, *extras])
 
     # Places ---------------------------------------------------------------------------------------
 

@@ -205,7 +205,7 @@ class CubinEntry:
         text, cubin = _parts(data)
         try:
             fields = json.loads(text)
-            interface = KernelInterface.from_json(json.dumps(fields["interface"]))
+            interface = KernelInterface.from_record(fields["interface"])
             resources = Resources(**fields["resources"])
             return CubinEntry(str(fields["name"]), interface, resources, cubin)
         except (ValueError, KeyError, TypeError) as error:

@@ -8,7 +8,6 @@ Both are part of every key, so that code of another compiler is never taken for 
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import importlib.metadata
 import math
@@ -39,8 +38,14 @@ _PARTS = (
 )
 
 
-#: What turns an exported program into artefacts: all of the package.
-_PROGRAM_PARTS = (("passes", "**/*.py"), ("_libs", "*.so"), ("", "**/*.py"))
+#: What turns an exported program into artefacts: all of the package, and what its cost models were
+#: fitted to.
+_PROGRAM_PARTS = (
+    ("passes", "**/*.py"),
+    ("passes", "**/*.json"),
+    ("_libs", "*.so"),
+    ("", "**/*.py"),
+)
 
 #: Distributions that take part in importing programs.
 _IMPORT_DISTRIBUTIONS = {"torch": "torch", "torch-mlir": "torch-mlir"}
@@ -91,9 +96,8 @@ def _digest(parts: Sequence[tuple[str, str]]) -> str:
     newest = 0.0
     try:
         for name, path in _sources(parts):
-            with open(path, "rb") as file:
-                data = file.read()
-                newest = max(newest, os.fstat(file.fileno()).st_ctime)
+            data, changed = _read(path)
+            newest = max(newest, changed)
             digest.update(f"{name}\0{len(data)}\0".encode())
             digest.update(data)
     except OSError:
@@ -106,15 +110,47 @@ def _digest(parts: Sequence[tuple[str, str]]) -> str:
 def _sources(parts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Name within the package and path of every source that matters, in a fixed order.
 
-    In texts, not in `Path` objects: there are hundreds, and a kernel from the disk waits for this.
+    There are hundreds, and a kernel from the disk waits for this: so no `Path` objects, no `glob`,
+    and no files of Python's.
     """
     for part, pattern in parts:
         folder = str(_folder(part))
-        found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
+        found = sorted(_matches(folder, pattern))
         if not found:
             raise FileNotFoundError(f"no {pattern} in {folder}")
         for name in found:
             yield f"{part}/{name}", os.path.join(folder, name)
+
+
+def _matches(folder: str, pattern: str) -> list[str]:
+    """The files of a folder by a pattern as in `_PARTS`, as paths in it."""
+    suffix = pattern.rpartition("*")[2]
+    if suffix == pattern:
+        return [pattern]
+    return list(_below(folder, "", suffix, deep=pattern.startswith("**/")))
+
+
+def _below(folder: str, prefix: str, suffix: str, *, deep: bool) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.endswith(suffix):
+                yield prefix + name
+            elif deep and "." not in name and name != "__pycache__" and entry.is_dir():
+                yield from _below(entry.path, f"{prefix}{name}/", suffix, deep=True)
+
+
+def _read(path: str) -> tuple[bytes, float]:
+    """The bytes of a file, and when it was changed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        state = os.fstat(descriptor)
+        data = os.read(descriptor, state.st_size + 1)
+        if len(data) != state.st_size:
+            raise OSError(f"{path} changes while it is read")
+        return data, state.st_ctime
+    finally:
+        os.close(descriptor)
 
 
 def _folder(part: str) -> Path:

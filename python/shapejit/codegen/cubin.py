@@ -8,8 +8,10 @@ assemble that. `shapejit.codegen.builder` has builds done in the background, eac
 
 from __future__ import annotations
 
-import functools
+import os
+import threading
 import time
+from typing import TYPE_CHECKING
 
 import mlir.ir as ir
 
@@ -17,8 +19,10 @@ from shapejit import logs, passes
 from shapejit.cache.cubins import CubinEntry, CubinUnit
 from shapejit.codegen.ptx import DeviceCode, private_context, translate
 from shapejit.codegen.ptxas import Cubin, Resources, assemble
-from shapejit.dump import Dump
 from shapejit.pass_host import run_pipeline
+
+if TYPE_CHECKING:
+    from shapejit.dump import Dump
 
 _LOG = logs.logger("codegen")
 
@@ -64,11 +68,12 @@ def _lower(unit: CubinUnit, *, keep_ir: bool) -> tuple[str, DeviceCode]:
     """The IR of the kernel on the GPU dialects (empty unless it is to be kept), and its PTX."""
     from shapejit.passes.nvgpu import pipeline
 
-    _register_passes()
+    passes.register_in(unit.pipeline)
     with private_context():
-        module = ir.Module.parse(unit.text)
-        run_pipeline(module, unit.pipeline, stage="lower-to-nvgpu")
-        lowered = str(module) if keep_ir else ""
+        with _emission:
+            module = ir.Module.parse(unit.text)
+            run_pipeline(module, unit.pipeline, stage="lower-to-nvgpu")
+            lowered = str(module) if keep_ir else ""
         run_pipeline(module, pipeline.NVVM_PIPELINE, stage="lower-to-nvvm")
         pipeline.finish(module)
         codes = translate(module)
@@ -80,9 +85,18 @@ def _lower(unit: CubinUnit, *, keep_ir: bool) -> tuple[str, DeviceCode]:
     return lowered, codes[0]
 
 
-@functools.cache
-def _register_passes() -> None:
-    passes.register_all()
+# Emission is Python code, so threads take turns at it anyway. One kernel after the other, the first
+# ones are with LLVM and ptxas while the next are emitted; all at once, all would be late.
+_emission = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """The thread that held the lock is not there any more."""
+    global _emission
+    _emission = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _resources(cubin: Cubin, code: DeviceCode) -> Resources:

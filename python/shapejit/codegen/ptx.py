@@ -31,6 +31,13 @@ INTERFACE = "shapejit.interface"
 
 _PIPELINE = "gpu-module-to-binary{format=isa}"
 
+#: What kernels are made of, on the way from their IR to LLVM's. To load all the dialects that there
+#: are takes longer than many a kernel's emission.
+_DIALECTS = (
+    "affine", "arith", "cf", "gpu", "llvm", "math", "memref", "nvgpu", "nvvm", "scf", "shapejit",
+    "tensor", "vector",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class DeviceCode:
@@ -52,7 +59,7 @@ class DeviceCode:
 @contextmanager
 def private_context() -> Iterator[Any]:
     """A new MLIR context, in effect until the end. Several may be in use, each by one thread."""
-    with ir.Context() as context, ir.Location.unknown():
+    with ir.Context(load_on_create_dialects=_DIALECTS) as context, ir.Location.unknown():
         # Threads of its own would multiply with those that lower other kernels.
         context.enable_multithreading(False)
         yield context

@@ -118,8 +118,8 @@ class Size:
 class Workspace:
     """The address of scratch memory that is zero before the first launch, 8 bytes.
 
-    The kernel leaves what it used of the first `zeroed` bytes at zero, so that launches in one
-    stream can share it; with programmatic launches it touches it only after its wait.
+    The kernel leaves what it used of the first `zeroed` bytes at zero, so that launches which run
+    one by one can share it; with programmatic launches it touches it only after its wait.
 
     Attributes:
         bytes_per_cta: its size beside the zeroed bytes, for every CTA that the grid may have.
@@ -203,17 +203,26 @@ class KernelInterface:
         Raises:
             ValueError: the text is no such record.
         """
+        return KernelInterface.from_record(json.loads(text))
+
+    @staticmethod
+    def from_record(record: Any) -> KernelInterface:
+        """The same of what that JSON says.
+
+        Raises:
+            ValueError: it is no such record.
+        """
         try:
-            record = json.loads(text)
-            grid = record.pop("grid")
-            parameters = tuple(map(_parameter, record.pop("parameters")))
+            fields = dict(record)
+            grid = fields.pop("grid")
+            parameters = tuple(map(_parameter, fields.pop("parameters")))
             tiles = tuple((int(value), int(tile)) for value, tile in grid["tiles"])
             return KernelInterface(
-                **{**record, "values": tuple(record["values"])},
+                **{**fields, "values": tuple(fields["values"])},
                 grid=Grid(tiles, int(grid["ctas_per_sm"])),
                 parameters=parameters,
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"not the record of a kernel's interface: {error}") from error
 
 

@@ -34,15 +34,14 @@ shapejit.dispatch @few by affine_map<()[s0, s1] -> (s0 * s1)> [#shapejit.bucket<
 
 // -----
 
-// Groups of one channel are no product: eight channels a thread, loaded at once, of strips of four
-// pixels.
+// Groups of one channel are no product: eight channels a thread, loaded at once, of four pixels.
 // CHECK-LABEL: shapejit.kernel @depthwise
-// CHECK: gpu.module @depthwise__depthwise_v8_r4
-// CHECK: llvm.func @depthwise__depthwise_v8_r4
+// CHECK: gpu.module @depthwise__depthwise_v8_1x4
+// CHECK: llvm.func @depthwise__depthwise_v8_1x4
 // CHECK-NOT: nvvm.wgmma
 // CHECK: ld.global.v4.b32
 // CHECK: math.fma
-// CHECK: llvm.store {{.*}} {alignment = 16 : i64} : vector<4xi32>
+// CHECK: st.global.v4.b32
 shapejit.kernel @depthwise symbols 2 (%x: tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>, %w: tensor<3x16xbf16, #shapejit.shape<[3, 16]>>) {
   %y = shapejit.conv over [s0, 16, s1, 1, 1, 3] image [s1] padding [(1, 1)]
     input(%x at affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>)
@@ -50,7 +49,7 @@ shapejit.kernel @depthwise symbols 2 (%x: tensor<?x?x16xbf16, #shapejit.shape<[s
     -> affine_map<(d0, d1, d2, d3) -> (d0, d2, d1)> : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>
   shapejit.yield %y : tensor<?x?x16xbf16, #shapejit.shape<[s0, s1, 16]>>
 }
-shapejit.dispatch @depthwise by affine_map<() -> ()> [#shapejit.bucket<[], [], "depthwise_v8_r4", "">]
+shapejit.dispatch @depthwise by affine_map<() -> ()> [#shapejit.bucket<[], [], "depthwise_v8_1x4", "">]
 
 // -----
 

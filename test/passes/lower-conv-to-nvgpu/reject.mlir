@@ -63,3 +63,16 @@ shapejit.kernel @k symbols 3 (%x: tensor<?x?x?x12xbf16, #shapejit.shape<[s0, s1,
   shapejit.yield %y : tensor<?x?x?x64xbf16, #shapejit.shape<[s0, s1, s2, 64]>>
 }
 shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "patch_64x128x16_s2_w1", "">]
+
+// -----
+
+// More taps than a thread keeps, for a tile of two rows.
+// expected-error@+1 {{as depthwise_v8_2x2, this kernel has 7 x 7 taps of 8 channels, which a thread does not keep; tiles have one row there}}
+shapejit.kernel @k symbols 3 (%x: tensor<?x?x?x16xbf16, #shapejit.shape<[s0, s1, s2, 16]>>, %w: tensor<7x7x16xbf16, #shapejit.shape<[7, 7, 16]>>) {
+  %y = shapejit.conv over [s0, 16, s1, s2, 1, 1, 7, 7] image [s1, s2] padding [(3, 3), (3, 3)]
+    input(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d1)> : tensor<?x?x?x16xbf16, #shapejit.shape<[s0, s1, s2, 16]>>)
+    weight(%w at affine_map<(d0, d1, d2, d3, d4) -> (d3, d4, d0)> : tensor<7x7x16xbf16, #shapejit.shape<[7, 7, 16]>>)
+    -> affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d1)> : tensor<?x?x?x16xbf16, #shapejit.shape<[s0, s1, s2, 16]>>
+  shapejit.yield %y : tensor<?x?x?x16xbf16, #shapejit.shape<[s0, s1, s2, 16]>>
+}
+shapejit.dispatch @k by affine_map<() -> ()> [#shapejit.bucket<[], [], "depthwise_v8_2x2", "">]

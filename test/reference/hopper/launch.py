@@ -40,6 +40,7 @@ class Launch:
         symbols: values of s0, s1, ..
         multiprocessors: of the simulated GPU.
         seed: of the order of events.
+        places: clusters that run at once; all of the grid by default.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Launch:
         *,
         multiprocessors: int = 3,
         seed: int = 0,
+        places: int | None = None,
     ) -> None:
         self._function, self._interface = Function(function), interface
         self._values = [Expr.parse(text).evaluate(symbols) for text in interface.values]
         self._multiprocessors = multiprocessors
         self.memory = GlobalMemory()
         self._machine = Machine(self.memory, seed)
+        self._machine.places = places
         self._workspaces: list[tuple[int, int]] = []
 
     @property
@@ -180,6 +183,7 @@ def simulate(
     shifts: Sequence[int] = (),
     multiprocessors: int = 3,
     seed: int = 0,
+    places: int | None = None,
 ) -> Tensor:
     """The result of a kernel.
 
@@ -192,11 +196,14 @@ def simulate(
         shifts: bytes by which each operand's address, the result's last, misses a multiple of 256.
         multiprocessors: of the simulated GPU.
         seed: of the order of events.
+        places: clusters that run at once; all of the grid by default.
 
     Raises:
         SimulationError: the kernel reads or writes out of bounds, races, hangs, ...
     """
-    launch = Launch(function, interface, symbols, multiprocessors=multiprocessors, seed=seed)
+    launch = Launch(
+        function, interface, symbols, multiprocessors=multiprocessors, seed=seed, places=places
+    )
     tensors = [*inputs, torch.full_like(result, float("nan"))]
     addresses = []
     for tensor, shift in zip(tensors, shifts or [0] * len(tensors), strict=True):

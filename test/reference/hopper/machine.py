@@ -75,6 +75,10 @@ class Cluster:
     def lanes(self) -> int:
         return sum(warp.lanes for cta in self.ctas for warp in cta.warps if not warp.done)
 
+    @property
+    def done(self) -> bool:
+        return all(warp.done for cta in self.ctas for warp in cta.warps)
+
     def arrive(self, lanes: int) -> int:
         mine = self.generation
         self.arrived += lanes
@@ -441,6 +445,7 @@ class Machine:
         self.tensor_maps: dict[int, TiledMap] = {}
         self.acquire_needed = False
         self.grid = 0
+        self.places: int | None = None
         self.static: dict[Any, tuple[int, int]] = {}
         self.random = random.Random(seed)
         self._pending: list[Callable[[], None]] = []
@@ -451,6 +456,9 @@ class Machine:
 
     def run(self, grid: int, cluster: int, start: Callable[[Cta, int], Warp], warps: int) -> None:
         """Runs a grid.
+
+        Clusters start in the order of their numbers; if there are fewer `places` than clusters, one
+        starts when another one has ended.
 
         Args:
             grid: CTAs.
@@ -464,13 +472,20 @@ class Machine:
         assert grid % cluster == 0
         self.grid = grid
         running: list[tuple[Warp, Steps]] = []
-        for first in range(0, grid, cluster):
-            group = Cluster(first // cluster)
-            group.ctas = [Cta(self, group, rank, first + rank) for rank in range(cluster)]
+        waits: list[Wait] = []
+        places = self.places or grid // cluster
+
+        def start_cluster(number: int) -> None:
+            group = Cluster(number)
+            group.ctas = [Cta(self, group, r, number * cluster + r) for r in range(cluster)]
             for cta in group.ctas:
                 cta.warps = [start(cta, number) for number in range(warps)]
-                running += [(warp, warp.steps) for warp in cta.warps]
-        waits = [RESCHEDULE] * len(running)
+                running.extend((warp, warp.steps) for warp in cta.warps)
+                waits.extend([RESCHEDULE] * warps)
+
+        started = min(places, grid // cluster)
+        for first in range(started):
+            start_cluster(first)
         while running or self._pending:
             if self._pending and self.random.random() < 0.3:
                 self._complete_one()
@@ -488,6 +503,9 @@ class Machine:
             except StopIteration:
                 _exit(warp)
                 del running[number], waits[number]
+                if warp.cta.cluster.done and started < grid // cluster:
+                    start_cluster(started)
+                    started += 1
 
     def _complete_one(self) -> None:
         # Copies of one thread to one barrier keep no order either.

@@ -1,0 +1,209 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Fits what convolution kernels take beyond matrix products to measurements.
+
+``python -m shapejit.passes.buckets.fit_conv bench/results/conv-h200.json`` reads what
+``bench/conv.py`` wrote and prints how good the factors on record are; with ``--write`` it replaces
+them. Layers of the set ``known`` are fitted, those of ``others`` are held out.
+
+What is minimised, over the logarithms of the factors, is the mean squared error of the logarithm of
+time, where candidates that nobody would choose count little, the expected loss of a choice that is
+as unsure as the model's error makes it, and a pull of each schedule towards the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from shapejit.passes.buckets import conv_factors as kept
+from shapejit.passes.buckets.conv_factors import HALO, IM2COL, SHARED, ConvFactors
+from shapejit.passes.buckets.device import DEVICES, Device
+from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
+from shapejit.passes.buckets.model import CostModel, fitting
+from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
+from shapejit.passes.buckets.quality import Quality, assess
+from shapejit.passes.nvgpu.conv.halo_window import HaloWindow
+from shapejit.passes.nvgpu.schedule import ALL_CANDIDATES, GemmSchedule
+
+FITTED, HELD_OUT = "known", "others"
+
+_BLOCK = 64  # channels, to multiples of which K is filled up
+_FOCUS, _UNSURE, _CHOICE_WEIGHT, _PULL = 6.0, 0.02, 0.5, 2e-3
+_FIRST_STEP, _LAST_STEP = 0.1, 0.01
+_KIND = re.compile(r"(\d+)x\d+(?:/(\d+))?")
+# Of other providers, which are no schedules under a constant graph.
+_OTHER_FORM = "by value"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was measured of a layer at one size.
+
+    Attributes:
+        sizes: as a product.
+        schedules: that were measured and are candidates.
+        times: of each, microseconds: the geometric mean of bursts and of what is sustained.
+    """
+
+    sizes: GemmSizes
+    schedules: tuple[GemmSchedule, ...]
+    times: Array
+
+
+def read(path: Path, device: Device) -> dict[str, list[Layer]]:
+    """The layers of a file by their set, those of a window with taps over whole blocks of channels.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found: dict[tuple[Any, ...], dict[GemmSchedule, float]] = {}
+    for record in json.loads(path.read_text())["records"]:
+        if not record["variant"] or _OTHER_FORM in record["provider"]:
+            continue
+        schedule = _candidate(record["variant"])
+        if schedule is not None and (traced := _window(record["kind"])):
+            key = (record["group"], *record["sizes"], *traced)
+            time = float(np.sqrt(record["burst_us"] * record["sustained_us"]))
+            found.setdefault(key, {})[schedule] = time
+    layers: dict[str, list[Layer]] = {}
+    for (group, *sizes), times in found.items():
+        problem = product_of(*sizes)
+        usable = fitting(device, tuple(times), problem.traits)
+        measured = np.array([times[schedule] for schedule in usable])
+        layers.setdefault(group, []).append(Layer(problem, usable, measured))
+    if not layers:
+        raise ValueError(f"{path} has no times of schedules of convolutions")
+    return layers
+
+
+def _candidate(text: str) -> GemmSchedule | None:
+    try:
+        schedule = GemmSchedule.parse(text)
+    except ValueError:  # of a family of its own
+        return None
+    return schedule if schedule in ALL_CANDIDATES else None
+
+
+def _window(kind: str) -> tuple[int, int] | None:
+    """Taps along a side and stride of ``3x3`` or ``3x3/2``; nothing of what is a product, or has
+    kernels or a type of its own."""
+    match = _KIND.fullmatch(kind)
+    found = (int(match[1]), int(match[2] or 1)) if match else (1, 1)
+    return None if found == (1, 1) else found
+
+
+def product_of(
+    images: int, height: int, width: int, channels: int, filters: int, taps: int, stride: int
+) -> GemmSizes:
+    """A layer with square taps as a product; its window is in the middle of the padding."""
+    high, wide = -(-height // stride), -(-width // stride)
+    pixels, blocks = images * high * wide, -(-channels // _BLOCK)
+    halo = None
+    if stride == 1:
+        shapes = ImageShapes(*(np.array([float(each)]) for each in (pixels, high, wide)))
+        halo = HaloTraits(HaloWindow((taps, taps), (1, 1), channels), filters, False, shapes)
+    depth = taps * taps * blocks * _BLOCK
+    share = min(stride * stride * channels / depth, 1.0)
+    return GemmSizes(pixels, filters, depth, 1, GemmTraits(lhs_share=share, halo=halo, conv=True))
+
+
+def predicted(layer: Layer, device: Device, factors: ConvFactors) -> Array:
+    """Microseconds of each of a layer's schedules."""
+    traits = layer.sizes.traits
+    model = CostModel(device, layer.schedules, traits, conv_factors=factors)
+    times: Array = model.times(layer.sizes)[0]
+    return times
+
+
+class Fit:
+    """A search for factors.
+
+    Args:
+        device: the GPU that was measured.
+        layers: what to fit.
+    """
+
+    def __init__(self, device: Device, layers: Sequence[Layer]) -> None:
+        self._device, self._layers = device, layers
+        halo = {str(s) for each in layers for s in each.schedules if s.family == "halo"}
+        self._names = [IM2COL, SHARED, HALO, *sorted(halo)]
+        self._losses = [np.log(each.times / each.times.min()) for each in layers]
+
+    def run(self) -> ConvFactors:
+        """The factors that fit best."""
+        point, step = dict.fromkeys(self._names, 1.0), _FIRST_STEP
+        cost = self._cost(point)
+        while step > _LAST_STEP:
+            before = cost
+            for name, factor in itertools.product(self._names, (1 + step, 1 / (1 + step))):
+                moved = {**point, name: point[name] * factor}
+                if (other := self._cost(moved)) < cost:
+                    point, cost = moved, other
+            if before - cost < 1e-3 * cost:
+                step /= 2
+        return ConvFactors(MappingProxyType(point))
+
+    def _cost(self, point: Mapping[str, float]) -> float:
+        factors = ConvFactors(point)
+        total = sum(
+            self._cost_of(layer, loss, factors)
+            for layer, loss in zip(self._layers, self._losses, strict=True)
+        )
+        own = [point[name] for name in self._names if name not in (IM2COL, SHARED, HALO)]
+        return total / len(self._layers) + _PULL * float((np.log(own) ** 2).sum())
+
+    def _cost_of(self, layer: Layer, loss: Array, factors: ConvFactors) -> float:
+        times = predicted(layer, self._device, factors)
+        weight = np.exp(-_FOCUS * loss)
+        error = (weight * np.log(times / layer.times) ** 2).sum() / weight.sum()
+        chance = (times.min() / times) ** (1 / _UNSURE)
+        return float(error + _CHOICE_WEIGHT * (chance * loss).sum() / chance.sum())
+
+
+def quality(device: Device, layers: Sequence[Layer], factors: ConvFactors) -> Quality:
+    """How good the model is with these factors."""
+    columns = {s: i for i, s in enumerate(dict.fromkeys(s for e in layers for s in e.schedules))}
+    guess = np.full((len(layers), len(columns)), np.nan)
+    times = guess.copy()
+    for row, layer in enumerate(layers):
+        places = [columns[schedule] for schedule in layer.schedules]
+        guess[row, places] = predicted(layer, device, factors)
+        times[row, places] = layer.times
+    return assess(guess, times)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m shapejit.passes.buckets.fit_conv")
+    parser.add_argument("measurements", type=Path, help="what bench/conv.py wrote")
+    parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
+    parser.add_argument("--write", action="store_true", help="replace the factors on record")
+    options = parser.parse_args(arguments)
+    device = next(d for d in DEVICES if d.name == options.device)
+    layers = read(options.measurements, device)
+    for name, part in layers.items():
+        on_record = kept.conv_factors_of(device.name)
+        print(f"on record, {name}: {quality(device, part, on_record)}")
+    factors = Fit(device, layers[FITTED]).run()
+    report = {name: quality(device, part, factors) for name, part in layers.items()}
+    for name, value in report.items():
+        print(f"fitted to {FITTED}, {name}: {value}")
+    if options.write:
+        records = {name: value.record() for name, value in report.items()}
+        kept.write(device.name, factors, {"source": options.measurements.name, **records})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
