@@ -61,6 +61,8 @@ from shapejit.symbolic import Expr
 MAX_REPEATED_OPS: Final = 8
 # The same where several loops repeat them.
 MAX_SHARED_OPS: Final = 4
+# That a loop reads after a loop with inputs was inlined into it; each is a parameter of its kernel.
+MAX_TENSORS: Final = 128
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,25 @@ def may_inline(producer: Any, consumer: Any, reads: list[Read], codec: Codec) ->
     * a light producer without inputs (positions, constants), always;
     * one that only the consumer reads, if it is light or each of its values is needed once;
     * a very light one that several loops read, and nothing but loops.
+
+    A producer with inputs stays apart where the consumer would read too many tensors with them.
     """
     body = bodies.survey(producer)
     light = not body.dear and body.ops <= MAX_REPEATED_OPS and _large_inputs(producer, codec) <= 1
     if light and not producer.operands and not body.captures:
         return True
+    if len(_tensors(producer) | _tensors(consumer)) > MAX_TENSORS:
+        return False
     if all(read_only_by(result, consumer) for result in producer.results):
         return light or _needs_each_once(producer, consumer, reads, codec)
     if not light or body.ops > MAX_SHARED_OPS or body.captures:
         return False
     return all(_is_loop_input(r) for result in producer.results for r in readers(result))
+
+
+def _tensors(loop: Any) -> set[Any]:
+    """What a loop reads, through maps and by computed indices."""
+    return {*loop.operands, *sir.captured_values(loop)}
 
 
 def _needs_each_once(producer: Any, consumer: Any, reads: list[Read], codec: Codec) -> bool:

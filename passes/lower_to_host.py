@@ -62,7 +62,10 @@ that are its operands, and for each of the kernel's variants the words that are 
 ``shapejit.regions``, for each region, the numbers (in ``shapejit.kernels``) of the variants that
 are launched, and ``shapejit.units`` the most units of work that each of these launches has there,
 beyond which CTAs would be idle (0: not known); ``shapejit.samples`` the symbols' values of a call
-in some regions, in the order in which they are expected to be used.
+in some regions, in the order in which they are expected to be used. Where `shapejit-plan-branches`
+lets launches run side by side, ``shapejit.orders`` has the number of each region's order (-1: one
+by one), and ``shapejit.waits``, for each order and each launch, the numbers of the launches that it
+waits for.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from typing import Any
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.winograd.choice import DEFAULT_BOUND, MODES, Wish, choose
 from shapejit.passes.winograd.rewrite import Convolution, rewrite
@@ -45,7 +46,6 @@ class LowerWinogradToNvgpu(Pass):
 
     winograd: str = option("auto", help="auto, off, or force: whether or not it pays")
     max_rel_error: str = option("", help=f"relative error that is allowed, {DEFAULT_BOUND}")
-    tf32: bool = option(False, help="products of float32 round their factors to tf32")
 
     def run(self, module: Any) -> None:
         wish = self._wish(module)
@@ -58,7 +58,7 @@ class LowerWinogradToNvgpu(Pass):
                 channels, filters = conv.channels.constant, conv.filters.constant
                 if channels is None or filters is None:
                     continue
-                element = "tf32" if self.tf32 and conv.element == "f32" else conv.element
+                element = "tf32" if may_round(op) else conv.element
                 algorithm = choose(wish, element, channels, filters)
                 if algorithm is not None:
                     rewrite(conv, algorithm, facts)

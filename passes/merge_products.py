@@ -47,6 +47,7 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.analysis.accesses import Access, accesses, space_of, weight_count
+from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.fold_views import ViewFolder, divided_dims
@@ -123,6 +124,7 @@ def _product(gemm: Any, weights: set[Any]) -> Product | None:
         tuple(operands),
         gemm.results[0].type.element_type,
         sir.attributes(gemm).get("accumulate"),
+        may_round(gemm),
         _epilogue_key(gemm),
     )
     return Product(gemm, key, columns, joined)

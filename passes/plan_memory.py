@@ -26,6 +26,9 @@ After::
 
 With slots of several sizes, ``shapejit.arena`` is a list with a shape for each slot.
 
+Launches that `shapejit-plan-branches` lets run side by side do not share slots: one is free for a
+value if all launches that touch what it held before have ended when that value is written.
+
 Every result of the function must be written by one launch, directly or through views that
 regroup contiguous dimensions; ``shapejit-form-kernels`` sees to it.
 
@@ -37,7 +40,8 @@ would read what was there before is an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,11 +65,11 @@ class Slot:
 
     Attributes:
         sizes: in bytes, of which the largest counts.
-        busy_until: the step at which its value dies.
+        users: the steps that touch its value, or the last of them.
     """
 
     sizes: tuple[Expr, ...]
-    busy_until: int
+    users: tuple[int, ...]
 
 
 @dataclass
@@ -75,20 +79,28 @@ class Arena:
     Attributes:
         ranges: ranges of the symbols, by which sizes are compared.
         samples: values of the symbols, for sizes that cannot be compared.
+        precedes: whether a step has ended when another one begins.
     """
 
     ranges: Ranges
     samples: Sequence[Mapping[int, int]] = ()
+    precedes: Callable[[int, int], bool] = operator.lt
     slots: list[Slot] = field(default_factory=list)
 
-    def allocate(self, size: Expr, step: int, last_use: int) -> int:
-        """The slot for a value of `size` bytes that is written at `step`."""
+    def allocate(self, size: Expr, step: int, *users: int) -> int:
+        """The slot for a value.
+
+        Args:
+            size: in bytes.
+            step: at which it is written.
+            users: the steps that touch it, or the last of them.
+        """
         index = self._choose(size, step)
         if index is None:
-            self.slots.append(Slot((size,), last_use))
+            self.slots.append(Slot((size,), users))
             return len(self.slots) - 1
         slot = self.slots[index]
-        slot.busy_until = last_use
+        slot.users = users
         if not self._fits(size, slot):
             kept = (each for each in slot.sizes if not self.ranges.provably_le(each, size))
             slot.sizes = (*kept, size)
@@ -98,7 +110,7 @@ class Arena:
         return any(self.ranges.provably_le(size, each) for each in slot.sizes)
 
     def _choose(self, size: Expr, step: int) -> int | None:
-        free = [i for i, slot in enumerate(self.slots) if slot.busy_until < step]
+        free = [i for i, slot in enumerate(self.slots) if self._is_free(slot, step)]
         for i in free:
             if self.slots[i].sizes == (size,):
                 return i
@@ -110,6 +122,9 @@ class Arena:
             return smaller[0]
         alike = {i: excess for i in free if (excess := self._excess(self.slots[i], size)) <= _ALIKE}
         return min(alike, key=alike.__getitem__, default=None)
+
+    def _is_free(self, slot: Slot, step: int) -> bool:
+        return all(self.precedes(user, step) for user in slot.users)
 
     def _all_fit(self, slot: Slot, size: Expr) -> bool:
         return all(self.ranges.provably_le(each, size) for each in slot.sizes)
@@ -173,6 +188,19 @@ def memory_owners(ops: Sequence[Any]) -> dict[Any, Any]:
     return owners
 
 
+def _precedence(module: Any, function: Any, ops: Sequence[Any]) -> Callable[[int, int], bool]:
+    """Whether a step of a function, a launch, has ended when another one begins."""
+    # Else launches run one after the other, and the CPU needs nothing of a GPU's launches.
+    if "shapejit.branches" not in function.attributes:
+        return operator.lt
+    from shapejit.passes.branches.launches import order_of
+
+    order = order_of(module, function)
+    steps = [step for step, op in enumerate(ops) if op.name == "shapejit.launch"]
+    numbers = {step: number for number, step in enumerate(steps)}
+    return lambda first, second: order.precedes(numbers[first], numbers[second])
+
+
 def _input_numbers(function: Any) -> dict[Any, int]:
     """The arguments that are inputs, by their place among them."""
     arguments = list(sir.body(function).arguments)
@@ -183,11 +211,13 @@ def _input_numbers(function: Any) -> dict[Any, int]:
 class _FunctionPlan:
     """The plan of one function."""
 
-    def __init__(self, function: Any, ranges: Ranges, samples: Sequence[Mapping[int, int]]) -> None:
+    def __init__(
+        self, module: Any, function: Any, ranges: Ranges, samples: Sequence[Mapping[int, int]]
+    ) -> None:
         self.function = function
         self.ops = sir.operations(sir.body(function))
-        self.arena = Arena(ranges, samples)
-        self.last_use: dict[Any, int] = {}
+        self.arena = Arena(ranges, samples, _precedence(module, function, self.ops))
+        self.users: dict[Any, list[int]] = {}
         self.outputs: dict[Any, int] = {}
         self.updates = sir.updated_arguments(function)
         self.inputs = _input_numbers(function)
@@ -213,8 +243,10 @@ class _FunctionPlan:
             if op.name == "func.return":
                 self._collect_outputs(op)
                 continue
-            for operand in op.operands:
-                self.last_use[self._owner(operand)] = step
+            if op.name != "shapejit.launch":
+                continue
+            for value in (*op.operands, *op.results):
+                self.users.setdefault(self._owner(value), []).append(step)
 
     def _collect_outputs(self, op: Any) -> None:
         for i, operand in enumerate(op.operands):
@@ -280,9 +312,7 @@ class _FunctionPlan:
             return f"#shapejit.buffer<output {self.outputs[owner]}>"
         if sir.defining_op(owner) is None:
             return self._input(launch, owner)
-        # A result that nobody reads still has to be written somewhere, at its own step.
-        last_use = max(self.last_use.get(owner, step), step)
-        slot = self.arena.allocate(sir.bytes_of(owner.type), step, last_use)
+        slot = self.arena.allocate(sir.bytes_of(owner.type), step, *self.users[owner])
         return f"#shapejit.buffer<arena {slot}>"
 
     def _input(self, launch: Any, owner: Any) -> str:
@@ -304,4 +334,4 @@ class PlanMemory(Pass):
         limits = sir.symbol_ranges(module)
         ranges, samples = Ranges(limits), sampled_values(limits)
         for function in sir.functions(module):
-            _FunctionPlan(function, ranges, samples).run()
+            _FunctionPlan(module, function, ranges, samples).run()

@@ -23,8 +23,9 @@ Channels and taps are one dim of the product in the order in which torch keeps f
 another order, such as those of transposed convolutions, are copied first.
 
 The pass runs before anything is fused. Convolutions of other types stay as they are, and so do
-those whose image may be empty while their result is not. With ``tf32`` those stay, too, whose
-factors TMA can read in im2col mode, rounded to tf32 for the tensor cores.
+those whose image may be empty while their result is not. Of those that may round their factors to
+tf32 (`shapejit-round-factors`) those stay, too, whose factors TMA can read in im2col mode; it
+rounds them while it loads, for the tensor cores.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from typing import Any
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.pass_host import Pass, option, register_pass
+from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.analysis.accesses import accesses, space_of
 from shapejit.passes.analysis.pieces import BodyText, insert, map_text, space_text, type_text
+from shapejit.passes.analysis.precision import inherit_rounding, may_round
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
@@ -52,8 +54,6 @@ from shapejit.windows import Window
 class UnfoldConvolutions(Pass):
     """Make products of convolutions of float32."""
 
-    tf32: bool = option(False, help="let convolutions of float32 round their factors to tf32")
-
     def run(self, module: Any) -> None:
         facts = SymbolFacts.of(module)
         divisors = {symbol.id: symbol.divisor for symbol in sir.symbols(module)}
@@ -61,16 +61,28 @@ class UnfoldConvolutions(Pass):
             for op in sir.operations(sir.body(function)):
                 if op.name != "shapejit.conv" or not _is_plain(op):
                     continue
-                if not (self.tf32 and has_maps(op, function, divisors)):
-                    _Unfolding(op).replace(facts)
+                if not (may_round(op) and has_maps(op, function, divisors)):
+                    unfold(op, facts)
+
+
+def unfold(op: Any, facts: SymbolFacts) -> Any:
+    """Replaces a convolution, into which nothing is fused, by a product of gathered pixels.
+
+    Returns:
+        The gemm; None, if the layout of the convolution's result, or an image that may be empty
+        while the result is not, rules that out.
+    """
+    return _Unfolding(op).replace(facts) if _keeps_nothing(op) else None
 
 
 def _is_plain(op: Any) -> bool:
     """Whether a convolution is one that this pass is for."""
     factors = [value.type.element_type for value in (*list(op.operands)[:2], op.results[0])]
-    if not all(isinstance(each, ir.F32Type) for each in factors) or len(op.regions[0].blocks):
-        return False
-    # An image without pixels is then a result without pixels: none is read.
+    return all(isinstance(each, ir.F32Type) for each in factors) and not len(op.regions[0].blocks)
+
+
+def _keeps_nothing(op: Any) -> bool:
+    """Whether an image without pixels has a result without pixels, so that none is read."""
     window, rank = Window.of(op), len(sir.attr_sizes(op.attributes["image"]))
     taps = [size.constant for size in space_of(op)[4 + rank :]]
     return window.keeps_nothing(taps)
@@ -88,16 +100,17 @@ class _Unfolding:
         self._pixels = space[2 : 2 + rank]
         self._f, self._c, *self._taps = space[2 + rank :]
         self._input, self._weight, self._written = accesses(op)
+        self._element = str(op.results[0].type.element_type)
 
-    def replace(self, facts: SymbolFacts) -> None:
-        """Replaces the convolution, if its result's layout allows that."""
+    def replace(self, facts: SymbolFacts) -> Any:
+        """Replaces the convolution by a gemm; None if its result's layout does not allow that."""
         op, result = self._op, self._op.results[0]
         sizes = (self._n, self._g, *self._pixels, self._f)
         back = invert_map(
             self._written.exprs, facts.sizes(self._written.value), sizes, facts.symbol_ranges
         )
         if back is None:
-            return
+            return None
         with op.context:
             rows = self._gather()
             made = self._multiply(rows)
@@ -115,6 +128,7 @@ class _Unfolding:
             op.erase()
             for each in made_ops:
                 drop_unit_dims(each)
+        return made_ops[1]
 
     def _gather(self) -> Any:
         """The pixels that every output pixel sees: (g, n, o.., c, t..)."""
@@ -131,14 +145,15 @@ class _Unfolding:
         indices = body.with_dims(dims)
         places = ", ".join(expr.build(indices) for expr in access.exprs)
         pixel = body.value(f"tensor.extract %image[{places}] : {access.value.type}")
-        pixel = body.select(seen, pixel, body.number(0), "f32")
+        element = self._element
+        pixel = body.select(seen, pixel, body.zero(element), element)
         lines = "\n".join(body.lines)
         identity = map_text(len(space), map(Expr.dim, range(len(space))))
         text = f"""
           %rows = shapejit.loop over {space_text(space)}
-              outs({identity} : {type_text(space, "f32")}) {{
+              outs({identity} : {type_text(space, element)}) {{
               {lines}
-              shapejit.yield {pixel} : f32
+              shapejit.yield {pixel} : {element}
             }}"""
         [rows] = insert(self._op, {"image": access.value}, text, ["rows"])
         return rows
@@ -185,8 +200,9 @@ class _Unfolding:
           %made = shapejit.gemm over {space_text(space)}
               lhs(%rows at {map_text(4, [group, row, k])} : {lhs.type})
               rhs(%filters at {map_text(4, exprs)} : {weight.type})
-              -> {type_text(space[:3], "f32")}"""
+              -> {type_text(space[:3], self._element)}"""
         [made] = insert(self._op, {"rows": lhs, "filters": weight}, body, ["made"])
+        inherit_rounding(sir.defining_op(made), self._op)
         return made
 
     def _depths(self, k: Expr) -> list[Expr]:
@@ -210,9 +226,9 @@ class _Unfolding:
         text = f"""
           %copied = shapejit.loop over {space_text(space)}
               ins(%filters at {read} : {weight.value.type})
-              outs({identity} : {type_text(space, "f32")}) {{
-            ^bb0(%v: f32):
-              shapejit.yield %v : f32
+              outs({identity} : {type_text(space, self._element)}) {{
+            ^bb0(%v: {self._element}):
+              shapejit.yield %v : {self._element}
             }}"""
         [copied] = insert(self._op, {"filters": weight.value}, text, ["copied"])
         return copied

@@ -20,6 +20,7 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.passes.analysis.accesses import accesses, set_access, space_of
+from shapejit.passes.analysis.precision import inherit_rounding
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.fold_views import channels_are_last
@@ -100,6 +101,7 @@ def conv_to_gemm(conv: Any, facts: SymbolFacts) -> bool:
             attributes=attributes,
             regions=1,
         )
+        inherit_rounding(gemm, conv)
         view = make_view(gemm.results[0], sir.shape_of(result), back)
     view.set_type(result.type)  # the same sizes, in the spelling that the readers know
     result.replace_all_uses_with(view)

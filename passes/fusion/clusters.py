@@ -28,6 +28,9 @@ groups that do not need to be apart become one kernel, if no value leaves them a
 * a cluster and a pointwise loop over its rows alone: a mask beside the embedding;
 * two neighbours in the order of kernels that are single pointwise loops over spaces of one rank:
   sine and cosine, the rotation of q and of k.
+
+Such a kernel has at most `MOST_TENSORS` tensors: each is a parameter, and what all of them need has
+to fit into the registers and the instruction cache together.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ KERNEL_OPS: Final = frozenset(
         *("shapejit.scan", "shapejit.scatter", "shapejit.sort"),
     }
 )
+
+
+#: That a kernel of merged groups reads and writes.
+MOST_TENSORS: Final = 32
 
 
 @dataclass(eq=False)
@@ -288,6 +295,8 @@ class Grouping:
         """Whether a cluster has the rows of another one and reads but scalars of its row there."""
         if group.space is None or other.space is None or group.rows is None:
             return False
+        if not self._has_room(group, other):
+            return False
         rows = group.rows
         if other.rows != rows or group.space[:rows] != other.space[:rows]:
             return False
@@ -306,7 +315,8 @@ class Grouping:
     def _has_rows(self, group: Group, cluster: Group) -> bool:
         assert cluster.space is not None
         rows = cluster.space[: cluster.rows]
-        return group.space == rows and self._are_independent(group, cluster)
+        alike = group.space == rows and self._has_room(group, cluster)
+        return alike and self._are_independent(group, cluster)
 
     def _merge_neighbours(self) -> None:
         """Merges pointwise loops that are neighbours in the order of kernels."""
@@ -323,7 +333,15 @@ class Grouping:
             return False
         if group.space is None or len(group.space) != len(first.space):
             return False
+        if not self._has_room(first, group):
+            return False
         return self._are_independent(first, group) and not self._is_cyclic(first, group)
+
+    def _has_room(self, *groups: Group) -> bool:
+        """Whether groups have few enough tensors to be one kernel."""
+        nodes = [node for group in groups for node in group.nodes]
+        tensors = {value for node in nodes for value in (*node.inputs, *node.captured)}
+        return len(tensors.union(*(node.op.results for node in nodes))) <= MOST_TENSORS
 
     def _are_independent(self, group: Group, other: Group) -> bool:
         """Whether neither of two groups reads directly from the other."""

@@ -23,6 +23,7 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.passes.analysis.accesses import weight_count
+from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.fusion import bodies
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes, dims, has_division
 from shapejit.passes.fusion.readers import enclosing_op, read_only_by, readers
@@ -164,6 +165,7 @@ def _product_key(gemm: Any, codec: Codec) -> tuple[Any, ...]:
         gemm.attributes["maps"][0],
         codec.space(gemm),
         accumulate_type(gemm),
+        may_round(gemm),
         0 if weights == 1 else sir.key(gemm),
     )
 

@@ -76,6 +76,7 @@ class Evaluator:
         self._function = function
         self._scalars: dict[Key, Value] = {}
         self._known: list[dict[Hashable, Any]] = [{}]
+        self._places: dict[tuple[Loop, Indices], list[list[Expr]]] = {}
         self._vector: Vector | None = None
         self._floor = 0
         #: Operands whose vectors are aligned.
@@ -175,11 +176,13 @@ class Evaluator:
 
     def arguments(self, loop: Loop, dims: Indices) -> list[Value]:
         """The values of a loop's inputs."""
-        replaced = dict(enumerate(dims))
-        return [
-            self.value(read.tensor, [index.substitute(dims=replaced) for index in read.indices])
-            for read in loop.reads
-        ]
+        # The same for all elements of a vector.
+        places = self._places.get((loop, dims))
+        if places is None:
+            replaced = dict(enumerate(dims))
+            places = [[i.substitute(dims=replaced) for i in read.indices] for read in loop.reads]
+            self._places[loop, dims] = places
+        return [self.value(read.tensor, at) for read, at in zip(loop.reads, places, strict=True)]
 
     def prefetch(self, reads: Sequence[Read], dims: Indices) -> None:
         """Starts the loads of those of a loop's inputs that are in memory."""

@@ -103,12 +103,14 @@ class Indexer:
             level: the loop level that defines it; by default the innermost.
             computed: whether a body computed it.
         """
+        dim = len(self._variables)
         self._variables.append((number, len(self._levels) - 1 if level is None else level))
         self._sizes.append(_UNKNOWN_SIZE if size is None else self._replaced(size))
-        self._known_ranges = None
+        if self._known_ranges is not None and not self._known_ranges.add_dim(dim, self._sizes[dim]):
+            self._known_ranges = None
         if computed:
-            self._computed.add(len(self._variables) - 1)
-        return Expr.dim(len(self._variables) - 1)
+            self._computed.add(dim)
+        return Expr.dim(dim)
 
     def is_computed(self, variable: int) -> bool:
         """Whether a variable, by number, was computed by a body."""

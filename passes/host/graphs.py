@@ -18,6 +18,8 @@ from mlir.dialects import arith, func, llvm
 
 from shapejit.gpu.interface import KernelInterface
 from shapejit.pass_host import PassFailure
+from shapejit.passes.branches.launches import BRANCHES, order_of, planned_accesses
+from shapejit.passes.branches.order import Order, unordered
 from shapejit.passes.buckets.samples import Integers, Samples, spread_samples
 from shapejit.passes.host.dispatches import dispatches, interfaces, variants_of
 from shapejit.passes.host.entry import EntryPoint, Value, integer_type, load_at, pointer_type, store
@@ -43,6 +45,8 @@ LAUNCHES = "shapejit.launches"
 REGIONS = "shapejit.regions"
 UNITS = "shapejit.units"
 SAMPLES = "shapejit.samples"
+WAITS = "shapejit.waits"
+ORDERS = "shapejit.orders"
 
 _REGION_TABLE = "shapejit_region_of_cell"
 
@@ -103,6 +107,37 @@ class GraphProgram(HostProgram):
         self._emit_region(regions)
         self._emit_words(table)
         self._describe(launches, table, regions)
+        if BRANCHES in self.function.attributes:
+            self._describe_orders(self._orders(launches, len(regions.variants)))
+
+    def _describe_orders(self, orders: Sequence[Order]) -> None:
+        """Says what launches wait for in each region, where it is not the one ahead of them."""
+        distinct = dict.fromkeys(order for order in orders if not order.is_chain())
+        numbers = {order: number for number, order in enumerate(distinct)}
+        attributes = self.host.attributes
+        attributes[WAITS] = _array(_array(map(_integers, order.waits)) for order in distinct)
+        attributes[ORDERS] = _integers(numbers.get(order, -1) for order in orders)
+        attributes[BRANCHES] = self.function.attributes[BRANCHES]
+
+    def _orders(self, launches: Sequence[_Launch], regions: int) -> list[Order]:
+        """The order of the launches in each region.
+
+        Raises:
+            PassFailure: two launches have the same memory, and neither waits for the other.
+        """
+        ops = self.launches()
+        accesses = planned_accesses(
+            [launch.operands for launch in launches], [len(op.results) for op in ops]
+        )
+        found = [order_of(self.module, self.function, region) for region in range(regions)]
+        for order in dict.fromkeys(found):
+            if (pair := unordered(accesses, order)) is not None:
+                raise PassFailure(
+                    ops[pair[1]],
+                    f"has memory of launch {pair[0]}, and neither of the two waits for the other; "
+                    "run shapejit-plan-branches before shapejit-plan-memory",
+                )
+        return found
 
     def _emit_region(self, regions: Regions) -> None:
         i64 = integer_type(64)

@@ -13,6 +13,7 @@ from mlir import ir
 from shapejit import ir as sir
 from shapejit.passes.analysis.accesses import Access, accesses, space_of
 from shapejit.passes.analysis.pieces import BodyText, insert, map_text, space_text, type_text
+from shapejit.passes.analysis.precision import inherit_rounding
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
@@ -224,7 +225,9 @@ class _Rewrite:
           %made = shapejit.gemm over {space_text(space)}
               lhs(%pixels at {lhs} : {pixels.type}) rhs(%filters at {rhs} : {filters.type})
               {{accumulate = f32}} -> {type_text(space[:4], "f32")}"""
-        return self._insert({"pixels": pixels, "filters": filters}, body)
+        made = self._insert({"pixels": pixels, "filters": filters}, body)
+        inherit_rounding(sir.defining_op(made), conv.op)
+        return made
 
     def _transform_back(self, products: Any) -> Any:
         """A^T m A of every tile: (n, g, rows, columns, filters)."""

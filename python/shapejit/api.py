@@ -95,7 +95,7 @@ def compile(
             remedy="Pass args=(...) and, if the model takes keywords, kwargs={...}",
         )
     device = _device(target, _named_tensors(model_or_path, args, kwargs))
-    options = options.override(float32_precision=precision.resolved(options.float32_precision))
+    options = precision.resolved_options(options)
     host_target(options.target_cpu)
     return _compile(model_or_path, args, kwargs, dynamic_shapes, options, device)
 

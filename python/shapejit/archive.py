@@ -50,7 +50,7 @@ from shapejit.gpu.program_code import GpuCode
 if TYPE_CHECKING:
     from shapejit.program import Program
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the layout above, of the manifest and of the native code's entry points together."""
 
 MANIFEST = "manifest.json"

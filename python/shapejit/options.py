@@ -32,8 +32,11 @@ class CompileOptions:
         deterministic: the same inputs give the same bits on every call; on the cpu target they
             do in any case.
         float32_precision: of products of float32 on a GPU: "ieee"; "tf32", which lets tensor cores
-            round their factors to 11 bits; or "auto", as PyTorch is set
-            (torch.set_float32_matmul_precision) when the model is compiled.
+            round their factors to 11 bits; or "auto", as PyTorch is set when the model is compiled,
+            for products (torch.set_float32_matmul_precision) and for convolutions
+            (torch.backends.cudnn.conv.fp32_precision, which allows tf32 by default).
+        float32_conv_precision: the same of convolutions alone; "auto" leaves it to
+            float32_precision.
         background: whether a program for a GPU starts with one variant of each kernel, and gets the
             others while it is called already; not if `deterministic`. See docs/gpu.md.
         max_regions: most regions of shapes that get code of their own, at least 1; the cpu target
@@ -54,6 +57,7 @@ class CompileOptions:
     target_cpu: str = "host"
     deterministic: bool = False
     float32_precision: str = "auto"
+    float32_conv_precision: str = "auto"
     background: bool = False
     max_regions: int = 16
     winograd: str = "auto"
@@ -68,12 +72,9 @@ class CompileOptions:
         _check_types(self)
         _check(0 <= self.opt_level <= 3, "opt_level", self.opt_level, "it must be from 0 to 3")
         _check(self.max_regions >= 1, "max_regions", self.max_regions, "it must be at least 1")
-        _check(
-            self.float32_precision in PRECISIONS,
-            "float32_precision",
-            self.float32_precision,
-            f"it must be one of {', '.join(PRECISIONS)}",
-        )
+        for name in ("float32_precision", "float32_conv_precision"):
+            value = getattr(self, name)
+            _check(value in PRECISIONS, name, value, f"it must be one of {', '.join(PRECISIONS)}")
         _check(
             self.winograd in WINOGRAD,
             "winograd",

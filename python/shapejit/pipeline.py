@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlir.ir as ir
 
 from . import ir as sir
-from . import logs, passes
+from . import logs, passes, precision
 from .artefacts import (
     Artefacts,
     CopySpec,
@@ -78,6 +78,8 @@ _LIMIT_ATTENTION = Stage("limit-attention", _passes("shapejit-limit-attention,ca
 _HOIST_WEIGHTS = Stage("hoist-weights", _passes("shapejit-hoist-weights"))
 # What remains is grouped into kernels; equal ones are built once.
 _FORM_KERNELS = Stage("form-kernels", _passes("shapejit-form-kernels"))
+# What may run at the same time, in the graphs of a GPU's program, does where it pays.
+_PLAN_BRANCHES = Stage("plan-branches", _passes("shapejit-plan-branches"), has_shapes=False)
 # Launch results get their place, the launches become the host program.
 _PLAN_MEMORY = Stage("plan-memory", _passes("shapejit-plan-memory"), has_shapes=False)
 _LOWER_TO_HOST = Stage("lower-to-host", _passes("shapejit-lower-to-host"), has_shapes=False)
@@ -104,29 +106,38 @@ STAGES: tuple[Stage, ...] = (
 
 
 def gpu_stages(
-    max_regions: int, *, tf32: bool = False, winograd: str = "auto", max_rel_error: float = 2e-6
+    max_regions: int,
+    *,
+    tf32: bool = False,
+    conv_tf32: bool = False,
+    winograd: str = "auto",
+    max_rel_error: float = 2e-6,
 ) -> tuple[Stage, ...]:
     """For a GPU, in order. After `choose-buckets` every variant is built.
 
     Args:
         max_regions: see `CompileOptions`.
         tf32: whether products of float32 may round their factors to tf32.
+        conv_tf32: whether convolutions may.
         winograd, max_rel_error: see `CompileOptions`.
     """
-    wish = f"winograd={winograd} max-rel-error={max_rel_error!r} tf32={str(tf32).lower()}"
+    wish = f"winograd={winograd} max-rel-error={max_rel_error!r}"
+    rounded = f"products={str(tf32).lower()} convolutions={str(conv_tf32).lower()}"
     return (
         # There are no attention kernels of float32.
         Stage("decompose-attention", _passes("shapejit-decompose-attention")),
+        # What may be rounded is said while products and convolutions can be told apart.
+        Stage("round-factors", _passes(f"shapejit-round-factors{{{{{rounded}}}}}")),
         _CANONICALIZE_SHAPES,
         # Convolutions of 3x3 taps take fewer products.
         Stage("lower-winograd", _passes(f"shapejit-lower-winograd-to-nvgpu{{{{{wish}}}}}")),
         # There are no other kernels of convolutions of float32, but for those rounded to tf32.
         Stage(
             "unfold-convolutions",
-            _passes(
-                f"shapejit-unfold-convolutions{{{{tf32={str(tf32).lower()}}}}},canonicalize,cse"
-            ),
+            _passes("shapejit-unfold-convolutions,canonicalize,cse"),
         ),
+        # Nor are there kernels of products of integers.
+        Stage("multiply-integers", _passes("shapejit-multiply-integers,canonicalize,cse")),
         _FOLD_VIEWS,
         _INLINE_POINTWISE,
         _LIMIT_ATTENTION,
@@ -144,7 +155,8 @@ def gpu_stages(
         # So do the rows that a kernel's loops pass to each other.
         Stage("widen-kernels", _passes("shapejit-widen-bodies")),
         # Each kernel gets variants for intervals of its sizes, by the cost model alone.
-        choose_buckets(max_regions, tf32=tf32),
+        choose_buckets(max_regions),
+        _PLAN_BRANCHES,
         _PLAN_MEMORY,
         _LOWER_TO_HOST,
     )
@@ -153,17 +165,14 @@ def gpu_stages(
 _CHOOSE_BUCKETS = "choose-buckets"
 
 
-def choose_buckets(max_regions: int, schedules: Sequence[str] = (), *, tf32: bool = False) -> Stage:
+def choose_buckets(max_regions: int, schedules: Sequence[str] = ()) -> Stage:
     """The stage that decides on variants.
 
     Args:
         max_regions: see `CompileOptions`.
         schedules: the candidates; all if empty.
-        tf32: see `gpu_stages`.
     """
     options = f"max-regions={max_regions}"
-    if tf32:
-        options += " tf32=true"
     if schedules:
         options += f" schedules={','.join(schedules)}"
     return Stage(_CHOOSE_BUCKETS, lambda _target: f"shapejit-choose-buckets{{{options}}}")
@@ -240,7 +249,6 @@ def build_first(
 
 def _begin(imported: ImportedModel, options: CompileOptions, progress: Progress) -> _Compilation:
     """A compilation of which no stage has run."""
-    passes.register_all()
     logs.configure()
     name = "-".join(parameter.name for parameter in imported.parameters)
     compilation = _Compilation(
@@ -397,6 +405,7 @@ def _gpu_stages(options: CompileOptions) -> tuple[Stage, ...]:
     return gpu_stages(
         options.max_regions,
         tf32=options.float32_precision == "tf32",
+        conv_tf32=precision.of_convolutions(options) == "tf32",
         winograd=options.winograd,
         max_rel_error=options.max_rel_error,
     )
@@ -521,9 +530,7 @@ def _build_variants(compilation: _Compilation, arch: str, builder: CubinBuilder)
             _BUCKET_LOG.warning("%s cannot be built and is not used: %s", schedule, reason)
         refused |= built.refused
         rest = gpu.candidates(refused)
-        options = compilation.options
-        tf32 = options.float32_precision == "tf32"
-        compilation.run(choose_buckets(options.max_regions, rest, tf32=tf32))
+        compilation.run(choose_buckets(compilation.options.max_regions, rest))
 
 
 def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = False) -> None:
@@ -539,6 +546,7 @@ def run_stage(module: Any, stage: Stage, target: HostTarget, *, verify: bool = F
     pipeline = stage.pipeline(target)
     if verify and stage.has_shapes:
         pipeline += ",shapejit-verify-shapes"
+    passes.register_in(pipeline)
     try:
         run_pipeline(module, pipeline, stage=stage.name)
     except PipelineError as error:

@@ -34,6 +34,7 @@ from shapejit.errors import ErrorId, quote
 from shapejit.execution import Execution, Place, execution_for
 from shapejit.outputs import GivenOutputs
 from shapejit.report_graphs import GraphStats
+from shapejit.shape_calls import OutputSpec, ShapeCall, ShapeCalls
 from shapejit.signature import Signature
 from shapejit.weights import Buffers, Weights, as_readable
 
@@ -49,13 +50,15 @@ class _Counters:
         self._copies = 0
         self._shapes: set[tuple[int, ...]] = set()
 
-    def count(self, symbols: tuple[int, ...], copies: int) -> None:
-        """One more call, with the symbols' values and the number of inputs copied."""
+    def count(self, call: ShapeCall, copies: int) -> None:
+        """One more call, and the number of inputs copied."""
         with self._lock:
             self._calls += 1
             self._copies += copies
-            if len(self._shapes) < report.MAX_SHAPES:
-                self._shapes.add(symbols)
+            if not call.counted:
+                call.counted = True
+                if len(self._shapes) < report.MAX_SHAPES:
+                    self._shapes.add(tuple(call.symbols))
 
     def read(self) -> tuple[int, int, int]:
         """Calls, distinct shapes, inputs copied."""
@@ -186,6 +189,7 @@ class Program(nn.Module):
         self._read_plan = struct.Struct(f"{2 + sum(artefacts.output_ranks)}q").unpack
         self._tables = self._new_tables(self._weights.last)
         self._first_output = len(self._tensor_inputs) + len(self._weights.last.pointers)
+        self._calls = ShapeCalls(self._execution)
         self._counters = _Counters()
         self._copies_logged = False
         self._completion: Completion | None = None
@@ -209,16 +213,19 @@ class Program(nn.Module):
         """
         out = kwargs.pop("out", None) if kwargs and self._takes_out else None
         leaves = self.signature.flatten(args, kwargs)
-        symbols = self.signature.bind(leaves)
+        sizes = self.signature.sizes_of(leaves)
+        # Another thread may replace what runs; a call ends with what it began with.
+        calls = self._calls
+        call = calls.find(sizes) or self._first_call(calls, sizes, leaves)
         if torch.is_grad_enabled():
             self._check_grad(leaves)
         if self._changed:
             leaves = [*leaves, *self._changes.states]
-            outputs = self._execute_changes(leaves, symbols, out)
+            outputs = self._execute_changes(calls.execution, leaves, call, out)
         else:
-            outputs = self._execute(leaves, symbols, out)
+            outputs = self._execute(calls.execution, leaves, call, out)
         if not self._only_tensors:
-            outputs = self._all_outputs(outputs, leaves, symbols)
+            outputs = self._all_outputs(outputs, leaves, call.symbols)
         return self._structure(outputs)
 
     def _check_grad(self, leaves: Sequence[Any]) -> None:
@@ -227,41 +234,52 @@ class Program(nn.Module):
         if weight is not None:
             raise ErrorId.SJ_GRAD_001.error(what=f"weight {quote(weight)}")
 
-    def _execute_changes(self, leaves: Sequence[Any], symbols: list[int], out: Any) -> list[Any]:
+    def _first_call(
+        self, calls: ShapeCalls, sizes: tuple[int, ...], leaves: Sequence[Any]
+    ) -> ShapeCall:
+        """What calls of these sizes need."""
+        symbols = self.signature.solve(sizes, leaves)
+        native = self._symbols_type(*symbols)
+        plan = self._planned(calls.execution, native, symbols)
+        call = ShapeCall(symbols, native, plan[0], [output.at(plan) for output in self._outputs])
+        calls.add(sizes, call)
+        return call
+
+    def _execute_changes(
+        self, execution: Execution, leaves: Sequence[Any], call: ShapeCall, out: Any
+    ) -> list[Any]:
         """As `_execute`, of a program that changes some of the leaves in place."""
         with self._changes.lock:
             self._changes.check(leaves)
-            outputs = self._execute(leaves, symbols, out)
+            outputs = self._execute(execution, leaves, call, out)
             self._changes.mark(leaves)
         return outputs
 
-    def _execute(self, leaves: Sequence[Any], symbols: list[int], out: Any) -> list[Any]:
+    def _execute(
+        self, execution: Execution, leaves: Sequence[Any], call: ShapeCall, out: Any
+    ) -> list[Any]:
         """Run the native code: the tensor outputs."""
         # All of this is done for every call, so little is called from here. Where the native code
         # only queues work, weights are looked at while that runs already.
-        # Another thread may replace it; a call ends with what it began with.
-        execution = self._execution
         place = execution.place()
         # What changes inputs cannot run again.
         late = place is not None and not place[1] and not self._changed
         # Held until the native code was called.
         weights = self._weights.last if late else self._weights.current()
-        native_symbols = self._symbols_type(*symbols)
-        plan = self._planned(execution, native_symbols, symbols)
         if out is None:
-            outputs = self._allocate_outputs(plan, symbols)
+            outputs = self._allocate_outputs(call)
         else:
-            outputs = self._given_outputs(out, plan, leaves, weights)
+            outputs = self._given_outputs(out, call, leaves, weights)
         try:
-            copied = self._run(execution, weights, leaves, outputs, native_symbols, plan[0], place)
+            copied = self._run(execution, weights, leaves, outputs, call, place)
             if late and (current := self._weights.current()) is not weights:
                 # What was queued before is overwritten.
-                self._run(execution, current, leaves, outputs, native_symbols, plan[0], place)
+                self._run(execution, current, leaves, outputs, call, place)
         except ArenaError as error:
-            self._raise_memory(f"{plan[0]} bytes of working memory", symbols, error)
+            self._raise_memory(f"{call.arena_bytes} bytes of working memory", call.symbols, error)
         if place is not None and place[1]:
             execution.keep(self._weights.copies())
-        self._counters.count(tuple(symbols), copied)
+        self._counters.count(call, copied)
         if out is not None:
             torch.autograd.graph.increment_version([t for t in outputs if not t.is_inference()])
         return outputs
@@ -272,8 +290,7 @@ class Program(nn.Module):
         weights: Buffers,
         leaves: Sequence[Any],
         outputs: Sequence[Tensor],
-        symbols: Any,
-        arena_bytes: int,
+        call: ShapeCall,
         place: Place | None,
     ) -> int:
         """Run the native code with these weights: how many inputs had to be copied."""
@@ -297,7 +314,7 @@ class Program(nn.Module):
             table[position] = address or for_empty
         for position, tensor in enumerate(outputs, self._first_output):
             table[position] = tensor.data_ptr() or for_empty
-        execution.run(symbols, table, arena_bytes, place)
+        execution.run(call.native, table, call.arena_bytes, place)
         tables.give_back(table)
         for tensor, copy in written:
             tensor.copy_(copy)
@@ -333,21 +350,21 @@ class Program(nn.Module):
             values=values, rule=named(broken.rule, specs), location=broken.location
         )
 
-    def _allocate_outputs(self, plan: Sequence[int], symbols: list[int]) -> list[Any]:
+    def _allocate_outputs(self, call: ShapeCall) -> list[Any]:
         try:
-            return [allocate(plan[start:end]) for allocate, start, end in self._outputs]
+            return [make(size, strides, dtype) for make, size, strides, dtype in call.outputs]
         except RuntimeError as error:
-            sizes = [list(plan[start:end]) for _, start, end in self._outputs]
-            self._raise_memory(f"outputs of sizes {sizes}", symbols, error)
+            sizes = [list(size) for _, size, _, _ in call.outputs]
+            self._raise_memory(f"outputs of sizes {sizes}", call.symbols, error)
 
     def _given_outputs(
-        self, out: Any, plan: Sequence[int], leaves: Sequence[Any], weights: Buffers
+        self, out: Any, call: ShapeCall, leaves: Sequence[Any], weights: Buffers
     ) -> list[Any]:
         """The tensors that the caller wants results in, checked."""
         read = [leaves[index] for index, _ in self._tensor_inputs]
         read += [tensor for tensor in weights.in_place if tensor is not None]
         read += [tensor for tensor in weights.hoisted if tensor is not None]
-        sizes = [plan[start:end] for _, start, end in self._outputs]
+        sizes = [size for _, size, _, _ in call.outputs]
         return list(self._given.checked(out, sizes, read))
 
     def _raise_memory(self, what: str, symbols: list[int], error: RuntimeError) -> NoReturn:
@@ -483,6 +500,7 @@ class Program(nn.Module):
         seconds = {**known.compile_seconds, **artefacts.compile_seconds}
         self.artefacts = dataclasses.replace(artefacts, bind=known.bind, compile_seconds=seconds)
         self._execution = execution
+        self._calls = ShapeCalls(execution)
         self._replacements += 1
         return before
 
@@ -570,18 +588,14 @@ def _device_of(weights: Sequence[Tensor]) -> torch.device | None:
     return next((tensor.device for tensor in weights if tensor.is_cuda), None)
 
 
-def _tensor_outputs(
-    artefacts: Artefacts, device: torch.device
-) -> list[tuple[Callable[[Sequence[int]], Tensor], int, int]]:
-    """What makes each tensor output, and where its sizes lie in the plan (start, end)."""
-    found: list[tuple[Callable[[Sequence[int]], Tensor], int, int]] = []
+def _tensor_outputs(artefacts: Artefacts, device: torch.device) -> list[OutputSpec]:
+    """The tensors of the result; the plan has their sizes one after the other."""
+    found: list[OutputSpec] = []
     start = 1
     for spec in artefacts.outputs:
         if isinstance(spec, TensorOutput):
             end = start + len(spec.dims)
-            # Quicker than torch.empty, which reads dtype and device anew for every output.
-            like = torch.empty(0, dtype=getattr(torch, spec.dtype), device=device)
-            found.append((like.new_empty, start, end))
+            found.append(OutputSpec(getattr(torch, spec.dtype), start, end, device))
             start = end
     return found
 

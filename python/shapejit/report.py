@@ -453,12 +453,15 @@ def _graphs_table(stats: GraphStats) -> Table:
 
 def _regions_table(explanation: Explanation) -> Table:
     """The regions, and in what they differ."""
-    table = _table("Regions, with one graph each", "region", "at", "with")
+    side_by_side = any(row.branches for row in explanation.regions)
+    columns = ("region", "at", "with", *(("side by side",) if side_by_side else ()))
+    table = _table("Regions, with one graph each", *columns)
     for row in explanation.regions:
         sizes = zip(explanation.symbols, row.example or (), strict=False)
         example = ", ".join(f"{symbol.name} {value}" for symbol, value in sizes)
         here = " (this call)" if row.here else ""
-        table.add_row(f"{row.number}{here}", example or "any", "\n".join(row.variants))
+        cells = [f"{row.number}{here}", example or "any", "\n".join(row.variants)]
+        table.add_row(*cells, *(["\n".join(row.branches)] if side_by_side else []))
     return table
 
 

@@ -59,12 +59,14 @@ class RegionRow:
         example: values of the dims in it; None if no sizes are known to lie in it.
         here: whether the call that is explained lies in it.
         variants: the variants that run in it and not in every region.
+        branches: the launches that run side by side in its graph, and why.
     """
 
     number: int
     example: tuple[int, ...] | None
     here: bool
     variants: tuple[str, ...]
+    branches: tuple[str, ...] = ()
 
 
 def region_rows(artefacts: Artefacts, values: Sequence[int]) -> tuple[RegionRow, ...]:
@@ -93,6 +95,11 @@ def region_rows(artefacts: Artefacts, values: Sequence[int]) -> tuple[RegionRow,
                 code.variants[variant].name
                 for variant in dict.fromkeys(region.variants)
                 if variant not in everywhere
+            ),
+            tuple(
+                f"launches {each.first} to {each.last}: {each.reason}"
+                for each in code.graph.branches
+                if number in each.regions
             ),
         )
         for number, region in shown.items()

@@ -79,6 +79,8 @@ class Signature:
         self.tensors = tuple(
             (index, spec) for index, spec in enumerate(inputs) if isinstance(spec, TensorInput)
         )
+        # GPUs are told apart by a number, which is quicker to ask for.
+        self._device_number = device.index if device.type == "cuda" else -1
         self._all_leaves = all(parameter.tree is None for parameter in parameters)
         self._all_positional = len(self.positional) == len(self.parameters)
         self._ints = [index for index, spec in enumerate(inputs) if isinstance(spec, SizeInput)]
@@ -170,6 +172,14 @@ class Signature:
         Raises:
             ShapeJitError: a leaf is not what the program was compiled for; names which, and why.
         """
+        return self.solve(self.sizes_of(leaves), leaves)
+
+    def sizes_of(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+        """Check all of a call's leaves but their sizes, and return those in the order of `sizes`.
+
+        Raises:
+            ShapeJitError: as for `bind`.
+        """
         sizes = self._tensor_sizes(leaves)
         if sizes is None:
             raise self._diagnose(leaves)
@@ -180,6 +190,14 @@ class Signature:
         for index, value in self._constants:
             if not same_constant(leaves[index], value):
                 raise self._diagnose(leaves)
+        return tuple(sizes)
+
+    def solve(self, sizes: tuple[int, ...], leaves: Sequence[Any]) -> list[int]:
+        """Check the sizes of a call and return the value of every symbol, 0 for derived ones.
+
+        Raises:
+            ShapeJitError: as for `bind`.
+        """
         symbols = self._solve(sizes)
         if symbols is None:
             raise self._diagnose(leaves)
@@ -188,7 +206,7 @@ class Signature:
     def _tensor_sizes(self, leaves: Sequence[Any]) -> list[int] | None:
         """The sizes of all tensors in a row; None if a leaf is no tensor as it has to be."""
         sizes: list[int] = []
-        device, strided = self.device, torch.strided
+        device, number, strided = self.device, self._device_number, torch.strided
         try:
             for index, dtype, rank in self._tensor_checks:
                 leaf = leaves[index]
@@ -196,7 +214,7 @@ class Signature:
                 if (
                     leaf.dtype is not dtype
                     or len(shape) != rank
-                    or leaf.device != device
+                    or (leaf.device != device if number < 0 else leaf.get_device() != number)
                     or leaf.layout is not strided
                     or not isinstance(leaf, Tensor)
                 ):
@@ -268,7 +286,7 @@ class Signature:
 
 def _solver(
     signature: Signature, position_of: Mapping[Place, int], sizes: Sequence[Expr]
-) -> Callable[[list[int]], list[int] | None]:
+) -> Callable[[tuple[int, ...]], list[int] | None]:
     """A function from all sizes of a call in a row to the values of the symbols, 0 for derived
     ones; None if a rule is broken. It is made for the signature, as every call goes through it.
 
@@ -315,7 +333,7 @@ def _solver(
     lines.append(f"return symbols if {' and '.join(rules) or True} else None")
     namespace: dict[str, Any] = {"verified": verified}
     exec("def solve(sizes):\n " + "\n ".join(lines), namespace)
-    solve: Callable[[list[int]], list[int] | None] = namespace["solve"]
+    solve: Callable[[tuple[int, ...]], list[int] | None] = namespace["solve"]
     return solve
 
 

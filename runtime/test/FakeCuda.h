@@ -31,6 +31,8 @@ struct FakeLaunch {
   void *executable;          ///< the executable graph that ran it; null if none did
   uint32_t offsets[64];      ///< of the parameters in `bytes`
   unsigned char bytes[4096]; ///< the parameters, one after the other, as far as there is room
+  uint32_t waitCount;        ///< in a graph: of nodes that have an edge to this one
+  uint32_t waits[16];        ///< and the first of them; nodes count from 0, the head kernel
 };
 
 /// A tensor map, as the fake encodes it into 128 bytes.

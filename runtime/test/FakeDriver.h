@@ -49,6 +49,7 @@ struct Node {
   abi::LaunchConfig config;
   uint32_t cluster, programmatic;
   std::vector<std::vector<unsigned char>> parameters;
+  std::vector<uint32_t> waits; ///< in a graph: the nodes that have an edge to it
 };
 
 /// User objects of a graph and of what was instantiated from it, ended with the last of these.
@@ -64,7 +65,6 @@ struct abi::GraphHandle {
   std::shared_ptr<Held> held = std::make_shared<Held>();
   std::vector<Node> nodes;
   std::deque<abi::GraphNodeHandle> handles; ///< of the nodes, if they were added one by one
-  size_t edges = 0;
 };
 struct abi::GraphExecHandle {
   abi::GraphHandle *source;

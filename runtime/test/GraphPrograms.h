@@ -28,14 +28,20 @@ struct ChainLaunch {
   Gemm gemm;
   std::vector<int32_t> operands, values;
   int32_t ctas = 0; ///< of the grid; 0: all that are resident
+  bool isChained = true;
+  std::vector<int32_t> waits{}; ///< if it is not chained
 
   ShapejitRtCudaProgramLaunch native() const {
+    static const int32_t none = 0;
+    const int32_t *waited = waits.empty() ? &none : waits.data();
     return {kernel,
             operands.data(),
             values.data(),
             static_cast<int32_t>(operands.size()),
             static_cast<int32_t>(values.size()),
-            ctas};
+            ctas,
+            isChained ? nullptr : waited,
+            static_cast<int32_t>(waits.size())};
   }
 };
 
@@ -152,6 +158,20 @@ inline void checkEntry(const FakeLaunch &launch, const ChainLaunch &chain,
 }
 
 /// Checks the launches from a number on: the head kernel, then those of a region.
+/// Whether a graph has just the edges to a node that its launch waits for. Node 0 is the head kernel.
+inline void checkWaits(const FakeLaunch &launch, const ChainLaunch &chain, uint32_t node) {
+  std::vector<uint32_t> expected = {chain.isChained ? node - 1 : 0};
+  if (!chain.isChained && !chain.waits.empty()) {
+    expected.clear();
+    for (int32_t wait : chain.waits)
+      expected.push_back(static_cast<uint32_t>(wait) + 1);
+  }
+  CHECK(std::vector<uint32_t>(launch.waits, launch.waits + launch.waitCount) == expected);
+  bool mayStartEarly = expected.size() == 1 && expected[0] != 0;
+  CHECK(launch.programmatic ==
+        (mayStartEarly && chain.gemm.interface.programmatic ? 1u : 0u));
+}
+
 inline void checkCall(int first, const std::vector<ChainLaunch> &launches,
                       const std::vector<int64_t> &symbols, void *stream, bool graph) {
   CHECK(fakeLaunches() == first + 1 + static_cast<int>(launches.size()));
@@ -159,12 +179,16 @@ inline void checkCall(int first, const std::vector<ChainLaunch> &launches,
     const FakeLaunch &launch = *fakeLaunchAt(first + static_cast<int>(i));
     CHECK(launch.carveout == 100);
     CHECK(launch.stream == stream && !launch.graph && !launch.executable == !graph);
-    // The head kernel and the first one wait for all that came before.
-    bool programmatic = i > 1 && launches[i - 1].gemm.interface.programmatic;
-    CHECK(launch.programmatic == (programmatic ? 1u : 0u));
     if (i == 0) {
-      CHECK(std::string(launch.entry).rfind("head_", 0) == 0);
+      CHECK(std::string(launch.entry).rfind("head_", 0) == 0 && !launch.programmatic);
       continue;
+    }
+    if (graph) {
+      checkWaits(launch, launches[i - 1], static_cast<uint32_t>(i));
+    } else {
+      // The first one waits for all that came before.
+      bool programmatic = i > 1 && launches[i - 1].gemm.interface.programmatic;
+      CHECK(launch.programmatic == (programmatic ? 1u : 0u));
     }
     const ShapejitRtCudaInterface &interface = launches[i - 1].gemm.interface;
     ShapejitRtCudaKernelInfo info;

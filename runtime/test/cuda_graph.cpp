@@ -114,6 +114,10 @@ void testRandomPrograms() {
       ChainLaunch launch = {kernels.back()->handle, gemm, {}, {}, 0};
       if (chance(2))
         launch.ctas = gemm.interface.cluster * static_cast<int32_t>(draw(1, 100));
+      launch.isChained = chance(2);
+      for (size_t n = 0; n < launches.size() && !launch.isChained; ++n)
+        if (chance(2))
+          launch.waits.push_back(static_cast<int32_t>(n));
       for (int n = 0; n < 4; ++n)
         launch.operands.push_back(static_cast<int32_t>(draw(0, wordCount - 1)));
       for (int n = 0; n < 6; ++n)
@@ -145,6 +149,24 @@ void testRandomPrograms() {
     fakeForgetLaunches();
   }
   CHECK(queued > 1500 && refused > 500);
+}
+
+/// Launches wait for others that are ahead of them, each named once.
+void testWrongWaits() {
+  LoadedModule module;
+  Chain chain(module, 3);
+  MadeProgram program(module, chain.callWords(), chain.wordCount());
+  ChainLaunch &last = chain.launches[2];
+  last.isChained = false;
+  const std::vector<int32_t> wrong[] = {{2}, {3}, {-1}, {1, 0}, {1, 1}};
+  for (const std::vector<int32_t> &waits : wrong) {
+    last.waits = waits;
+    CHECK(program.tryAdd(0, chain.launches) == ShapejitRtCudaBadInterface);
+    CHECK(std::string(shapejitRtCudaError()).find("it waits for launches ahead") !=
+          std::string::npos);
+  }
+  last.waits = {0, 1};
+  program.add(0, chain.launches);
 }
 
 /// A call is launched one by one until its graph is made, and by the graph from then on.
@@ -539,6 +561,7 @@ void testContexts(LoadedModule &module) {
 int main(int argc, char **argv) {
   openFake(argc, argv);
   testRandomPrograms();
+  testWrongWaits();
   {
     LoadedModule module;
     testPaths(module);

@@ -14,7 +14,7 @@ namespace fake {
 namespace {
 
 Node nodeOf(const abi::LaunchConfig &config, abi::Function function, void **parameters) {
-  Node node = {function, config, 0, 0, {}};
+  Node node = {function, config, 0, 0, {}, {}};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     if (config.attrs[i].id == abi::kClusterDimension)
       node.cluster = config.attrs[i].value.clusterDim.x;
@@ -53,6 +53,8 @@ void record(const Node &node, abi::Stream stream, abi::GraphHandle *graph,
            std::min(parameter.size(), sizeof(launch.bytes) - used));
     used = std::min(used + parameter.size(), sizeof(launch.bytes));
   }
+  launch.waitCount = static_cast<uint32_t>(node.waits.size());
+  std::copy_n(node.waits.begin(), std::min<size_t>(node.waits.size(), 16), launch.waits);
   if (launches.size() == 10000)
     launches.pop_front();
   launches.push_back(launch);
@@ -299,7 +301,7 @@ abi::Result cuGraphKernelNodeSetAttribute(abi::GraphNode node, abi::LaunchAttrib
   return made.config.gridDimX % made.cluster == 0 ? 0 : kInvalidValue;
 }
 
-/// Nodes form a chain: each one waits for the one that was added before it.
+/// Edges lead to nodes that were added later. Those to one node are all programmatic or all full.
 abi::Result cuGraphAddDependencies(abi::Graph graph, const abi::GraphNode *from,
                                    const abi::GraphNode *to, const abi::GraphEdgeData *edges,
                                    size_t count) {
@@ -309,10 +311,16 @@ abi::Result cuGraphAddDependencies(abi::Graph graph, const abi::GraphNode *from,
         (edges[i].type == abi::kDependencyProgrammatic) !=
             (edges[i].from_port == abi::kPortProgrammatic))
       return kInvalidValue;
-    if (to[i]->number != from[i]->number + 1)
-      violate("an edge leaves the chain of a graph");
-    ++graph->edges;
-    graph->nodes[to[i]->number].programmatic = edges[i].type == abi::kDependencyProgrammatic;
+    if (to[i]->number <= from[i]->number)
+      violate("an edge of a graph leads back");
+    Node &node = graph->nodes[to[i]->number];
+    bool programmatic = edges[i].type == abi::kDependencyProgrammatic;
+    if (!node.waits.empty() && (programmatic || node.programmatic))
+      violate("a node waits for several, and not for their ends");
+    if (programmatic && from[i]->number == 0)
+      violate("a kernel does not wait for the end of the head kernel");
+    node.waits.push_back(static_cast<uint32_t>(from[i]->number));
+    node.programmatic = programmatic;
   }
   return 0;
 }
@@ -322,8 +330,9 @@ abi::Result cuGraphInstantiateWithFlags(abi::GraphExec *executable, abi::Graph g
   ENTER_UNSAFE(cuGraphInstantiateWithFlags);
   if (flags || !graphs.count(graph))
     return kInvalidValue;
-  if (graph->edges + 1 != graph->nodes.size())
-    violate("a graph is no chain");
+  for (size_t i = 1; i < graph->nodes.size(); ++i)
+    if (graph->nodes[i].waits.empty())
+      violate("a node of a graph does not wait for the head kernel");
   *executable = new abi::GraphExecHandle{graph, graph->held, graph->nodes};
   executables.insert(*executable);
   return 0;

@@ -54,6 +54,8 @@ class FakeLaunch(Structure):
         ("executable", c_void_p),
         ("offsets", c_uint32 * 64),
         ("bytes", c_ubyte * 4096),
+        ("wait_count", c_uint32),
+        ("waits", c_uint32 * 16),
     )
 
     def parameter(self, number: int, size: int) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from typing import Any
@@ -51,7 +52,8 @@ class Simulated:
 
     The host program is the real one. By value, the launch function that it is linked with runs the
     variant which it asks for, with the operands and values that it passes. Under constant graphs,
-    the launches of the region that it names run in order, with the words that it gives.
+    the launches of the region that it names run with the words that it gives, those that may run
+    side by side in a random order.
 
     Attributes:
         launched: numbers of the variants that were launched.
@@ -84,6 +86,7 @@ class Simulated:
         self._library = host_library(artefacts, {LAUNCH: address})
         self.plan = plan_function(self._library)
         self._graph = artefacts.gpu.graph
+        self._random = random.Random(0)
         self.launched: list[int] = []
         self.failure: Exception | None = None
 
@@ -140,12 +143,23 @@ class Simulated:
         region = _REGION(self._library.lookup(ENTRY_REGION))(symbols)
         words = (c_int64 * len(graph.words))()
         _WORDS(self._library.lookup(ENTRY_WORDS))(symbols, buffers, arena, words)
-        for launch, variant in zip(graph.launches, graph.regions[region].variants, strict=True):
+        chosen = graph.regions[region]
+        for number in self._some_order(graph.waits(chosen)):
+            launch, variant = graph.launches[number], chosen.variants[number]
             of_kernel = self._artefacts.gpu.kernel(launch.kernel).variants  # type: ignore[union-attr]
             values = launch.values[of_kernel.index(variant)]
             self._simulate(
                 variant, [words[number] for number in launch.operands], [words[n] for n in values]
             )
+
+    def _some_order(self, waits: Sequence[tuple[int, ...] | None]) -> list[int]:
+        """The launches in a random order that lets each one come behind all that it waits for."""
+        left, order = set(range(len(waits))), list[int]()
+        while left:
+            free = [n for n in sorted(left) if left.isdisjoint(_waited(n, waits[n]))]
+            order.append(self._random.choice(free))
+            left.remove(order[-1])
+        return order
 
     def _simulate(self, variant: int, operands: Sequence[int], values: Sequence[int]) -> None:
         """Runs a launch."""
@@ -209,6 +223,11 @@ class Simulated:
     def _operand_count(interface: KernelInterface) -> int:
         numbers = [getattr(parameter, "operand", -1) for parameter in interface.parameters]
         return max(numbers) + 1
+
+
+def _waited(number: int, waits: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The launches that one waits for, in a region's order."""
+    return (number - 1,) if waits is None else waits
 
 
 def _bytes(dtype: str, sizes: Sequence[int]) -> int:

@@ -289,9 +289,9 @@ def test_another_file(tmp_path: Path) -> None:
     for text, reason in (
         ("[]", "states no format version"),
         ("{}", "states no format version"),
-        ('{"format": 5}', "its manifest.json is incomplete"),
-        ('{"format": 5, "members": {}, "aliases": {}, "artefacts": {"is": "Path"}}', "Path"),
-        ('{"format": 5, "members": {}, "aliases": {}, "artefacts": []}', "holds no program"),
+        ('{"format": 6}', "its manifest.json is incomplete"),
+        ('{"format": 6, "members": {}, "aliases": {}, "artefacts": {"is": "Path"}}', "Path"),
+        ('{"format": 6, "members": {}, "aliases": {}, "artefacts": []}', "holds no program"),
     ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("manifest.json", text)
@@ -306,7 +306,7 @@ def test_another_format_version(saved: Path) -> None:
     rewrite(saved, change)
     assert refusal(saved) == (
         f'SJ-LOAD-003 "{saved}" has format version 7, and this shapejit '
-        f"({shapejit.__version__}) reads version 5. Compile and save the model again with this "
+        f"({shapejit.__version__}) reads version 6. Compile and save the model again with this "
         "shapejit, or install shapejit 9.9.9."
     )
 

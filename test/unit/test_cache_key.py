@@ -254,6 +254,7 @@ def test_the_digest_of_programs_covers_the_importer_as_well() -> None:
     kernels = {name for name, _ in fingerprint._sources(fingerprint._PARTS)}
     assert {name.lstrip("/") for name in kernels} <= {name.lstrip("/") for name in named}
     assert {"/importer/convert.py", "/artefacts.py", "/weights.py"} <= named
+    assert "passes/buckets/data/h200.json" in named  # what choices of schedules follow from
 
 
 def test_sources_that_cannot_be_read_give_a_digest_of_its_own(

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from shapejit import ops
+from shapejit.codegen.ptxas import PtxasError
 from shapejit.errors import ShapeJitError
 from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
-from shapejit.ops import gemm_plan
+from shapejit.ops import gemm_kernels, gemm_plan, kernels
 from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
 from shapejit.ops.gemm_spec import GemmKind
-from shapejit.passes.nvgpu.schedule import GENERIC
+from shapejit.passes.nvgpu.schedule import GENERIC, GemmSchedule
 from unit.fake_cuda import Fake
 
 calls: Any = sys.modules["shapejit.ops.gemm"]
@@ -391,7 +392,23 @@ def test_compile_gemm_builds_what_calls_need(setting: Setting) -> None:
     assert len(names) <= MAX_VARIANTS
     asked = list(setting.builds.asked)
     assert sorted(asked) == sorted(names)
+    tiles = map(GemmSchedule.parse, asked)
+    sums = [tile.rows * tile.columns * (1 + tile.turns) for tile in tiles]
+    assert sums == sorted(sums, reverse=True)  # what takes longest is begun first
     big = torch.zeros(8192, 4096).bfloat16()
     for m in (1, 2, 16, 77, 128, 500, 2048, 8192):
         ops.gemm(big[:m], w, deterministic=True)
     assert setting.builds.asked == asked
+
+
+def test_a_missing_ptxas_is_reported(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that needs it; the one that only asks ahead says nothing."""
+
+    def missing() -> Any:
+        raise PtxasError("there is none")
+
+    for module in (gemm_kernels, kernels):
+        monkeypatch.setattr(module, "find_ptxas", missing)
+    with pytest.raises(PtxasError, match="there is none"):
+        ops.compile_gemm(*layer(16))
+    assert "shapejit-ptxas" not in {thread.name for thread in threading.enumerate()}

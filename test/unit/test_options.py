@@ -34,8 +34,9 @@ def test_unknown_option_names_its_neighbour_and_all_options() -> None:
         CompileOptions().override(max_region=4)
     assert str(raised.value) == (
         'SJ-OPTION-001 "max_region" is not a compile option (did you mean "max_regions"?). '
-        "The options are background, deterministic, dump_to, float32_precision, free_original, "
-        "max_regions, max_rel_error, opt_level, target_cpu, verify_each, winograd."
+        "The options are background, deterministic, dump_to, float32_conv_precision, "
+        "float32_precision, free_original, max_regions, max_rel_error, opt_level, target_cpu, "
+        "verify_each, winograd."
     )
 
 
@@ -53,6 +54,7 @@ def test_unknown_option_without_a_neighbour() -> None:
         ("opt_level", True, "it must be of type int"),
         ("max_regions", 0, "it must be at least 1"),
         ("float32_precision", "tf16", "it must be one of auto, ieee, tf32"),
+        ("float32_conv_precision", "high", "it must be one of auto, ieee, tf32"),
         ("winograd", "on", "it must be one of auto, off, force"),
         ("max_rel_error", -1.0, "it must be at least 0"),
         ("target_cpu", "", "it must name a CPU"),

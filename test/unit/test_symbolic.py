@@ -387,6 +387,35 @@ def test_ranges_are_sound(
         assert not nonnegative or value >= 0
 
 
+@settings(deadline=None)
+@given(st.lists(exprs, min_size=1, max_size=3), symbol_ranges, dim_sizes, st.integers(0, 3))
+def test_dims_that_are_added_later_are_as_good(
+    asked: list[Expr], ranges: dict[int, tuple[int, int | None]], sizes: list[Expr], known: int
+) -> None:
+    grown = Ranges(ranges, sizes[:known])
+    absent = dict.fromkeys(range(known, 4), 0)
+    for e in asked:
+        grown.is_nonnegative(e.substitute(dims=absent))
+    for dim in range(known, 4):
+        assert grown.add_dim(dim, sizes[dim])
+    whole = Ranges(ranges, sizes)
+    for e in asked:
+        assert grown.simplify(e) == whole.simplify(e)
+        assert grown.bounds(e) == whole.bounds(e)
+        assert grown.is_nonnegative(e) == whole.is_nonnegative(e)
+
+
+def test_a_dim_that_says_more_of_a_symbol_is_not_added() -> None:
+    """With it the symbol is at least 1, which is news for what was asked before."""
+    ranges = Ranges(None, [8])
+    assert not ranges.is_nonnegative(S[0] - 1)
+    assert not ranges.add_dim(1, S[0])
+    assert Ranges(None, [8, S[0]]).is_nonnegative(S[0] - 1)
+    assert Ranges({0: (1, None)}).add_dim(0, S[0])
+    assert ranges.add_dim(1, 4)
+    assert ranges.is_nonnegative(3 - D[1])
+
+
 @pytest.mark.parametrize(
     ("expr", "sizes", "simple"),
     [

@@ -27,6 +27,9 @@ _DOMAIN = b"shapejit cache key 1\0"
 #: The kind of a key of a whole program.
 PROGRAM = "program"
 
+#: The kind of a key of a choice among kernels, which is no code.
+CHOICE = "choice"
+
 
 class Key(Protocol):
     """What the cache needs of a key."""

@@ -17,7 +17,7 @@ from shapejit import logs
 from shapejit.cache import pressure
 from shapejit.cache.disk import DiskTier
 from shapejit.cache.entry import Header
-from shapejit.cache.key import PROGRAM, Key
+from shapejit.cache.key import CHOICE, PROGRAM, Key
 from shapejit.cache.memory import Lease, MemoryTier
 from shapejit.cache.reports import CacheStats
 
@@ -183,14 +183,14 @@ class ObjectCache:
                 raise TypeError(f"a cache entry must be built as bytes, got {type(data).__name__}")
         except BaseException:
             with self._lock:
-                self._counters.failed += not _is_program(key)
+                self._counters.failed += _is_kernel(key)
             raise
         seconds = time.perf_counter() - start
         with self._lock:
             # The code that a program consists of is counted where it is built.
             if _is_program(key):
                 self._counters.program_built += 1
-            else:
+            elif _is_kernel(key):
                 self._counters.built += 1
                 self._counters.built_bytes += len(data)
                 self._counters.build_seconds += seconds
@@ -202,7 +202,7 @@ class ObjectCache:
         if lease is not None:
             if _is_program(key):
                 self._counters.program_memory_hits += 1
-            else:
+            elif _is_kernel(key):
                 self._counters.memory_hits += 1
             self._counters.saved_seconds += lease.seconds
         return lease
@@ -220,7 +220,7 @@ class ObjectCache:
                 return None
             if _is_program(key):
                 counters.program_disk_hits += 1
-            else:
+            elif _is_kernel(key):
                 counters.disk_hits += 1
                 counters.read_bytes += len(found.payload)
             counters.saved_seconds += found.header.seconds
@@ -298,6 +298,11 @@ class ObjectCache:
 
 def _is_program(key: Key) -> bool:
     return key.kind == PROGRAM
+
+
+def _is_kernel(key: Key) -> bool:
+    """Whether it is of code that counters count one by one."""
+    return key.kind not in (PROGRAM, CHOICE)
 
 
 def _fetched(key: Key, lease: Lease, origin: Origin) -> Fetched:

@@ -133,6 +133,8 @@ class NativeProgramLaunch(Structure):
         ("operand_count", c_int32),
         ("value_count", c_int32),
         ("ctas", c_int32),
+        ("waits", POINTER(c_int32)),
+        ("wait_count", c_int32),
     )
 
 

@@ -60,12 +60,15 @@ class GraphLaunch:
         ctas: of the grid, in whole clusters, if no size of the region has work for more; 0 for as
             many as the device runs at once. A grid that is larger than its work takes longer to
             start.
+        waits: numbers of the launches ahead of it that it waits for, ascending; None: of the one
+            just ahead of it.
     """
 
     kernel: Kernel
     operands: tuple[int, ...]
     values: tuple[int, ...]
     ctas: int = 0
+    waits: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -307,6 +310,8 @@ def _native(launch: GraphLaunch) -> NativeProgramLaunch:
         operand_count=len(launch.operands),
         value_count=len(launch.values),
         ctas=launch.ctas,
+        waits=None if launch.waits is None else numbers(launch.waits),
+        wait_count=len(launch.waits or ()),
     )
 
 

@@ -32,11 +32,21 @@ from shapejit.errors import ErrorId
 from shapejit.gpu.assembler import TARGET, assembler
 from shapejit.gpu.interface import Im2colMap
 from shapejit.gpu.program_code import GpuBucket, GpuCode, GpuKernel, GpuVariant
-from shapejit.gpu.program_graphs import GraphCode, Region, WordedLaunch
+from shapejit.gpu.program_graphs import Branches, GraphCode, Region, WordedLaunch
 from shapejit.pass_host import PipelineError
+from shapejit.passes.branches.launches import sections_in
 from shapejit.passes.hoisting.split import is_bind_part
 from shapejit.passes.host.dispatches import Dispatch, dispatches, interfaces
-from shapejit.passes.host.graphs import CALL_WORDS, LAUNCHES, REGIONS, SAMPLES, UNITS, WORDS
+from shapejit.passes.host.graphs import (
+    CALL_WORDS,
+    LAUNCHES,
+    ORDERS,
+    REGIONS,
+    SAMPLES,
+    UNITS,
+    WAITS,
+    WORDS,
+)
 from shapejit.passes.host.program import KERNELS
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.families import MODELLED, Family, family_of
@@ -400,14 +410,28 @@ def _graph_code(host: Any, head: CachedCubin) -> GraphCode:
             for kernel, operands, values in attributes[LAUNCHES]
         ),
         regions=tuple(
-            Region(tuple(chosen), tuple(units), samples.get(number))
-            for number, (chosen, units) in enumerate(
-                zip(attributes[REGIONS], attributes[UNITS], strict=True)
+            Region(tuple(chosen), tuple(units), samples.get(number), order)
+            for number, (chosen, units, order) in enumerate(
+                zip(attributes[REGIONS], attributes[UNITS], _orders(attributes), strict=True)
             )
         ),
         order=tuple(samples),
         head=head.lease.data,
+        orders=tuple(tuple(map(tuple, order)) for order in attributes[WAITS])
+        if WAITS in attributes
+        else (),
+        branches=tuple(
+            Branches(each.launches.start, each.launches.stop - 1, each.regions, each.reason)
+            for each in sections_in(host)
+        ),
     )
+
+
+def _orders(attributes: Any) -> list[int | None]:
+    """The order of each region; None where its launches run one after the other."""
+    if ORDERS not in attributes:
+        return [None] * len(attributes[REGIONS])
+    return [None if order < 0 else order for order in attributes[ORDERS]]
 
 
 def _kernel(dispatch: Dispatch, numbers: Mapping[str, int]) -> GpuKernel:

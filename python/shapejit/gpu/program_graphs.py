@@ -33,6 +33,22 @@ class WordedLaunch:
 
 
 @dataclass(frozen=True)
+class Branches:
+    """Launches that run side by side in some regions.
+
+    Attributes:
+        first, last: their numbers, from one to the other.
+        regions: numbers of the regions.
+        reason: why they do.
+    """
+
+    first: int
+    last: int
+    regions: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Region:
     """Sizes in which every launch has its fixed variant.
 
@@ -41,11 +57,13 @@ class Region:
         units: for each launch, the most clusters that have work in the region; 0 if not known.
         symbols: the symbols' values of a call in it; None if none was found, as where the sizes of
             two kernels exclude each other.
+        order: number of the order in which its launches run; None: one after the other.
     """
 
     variants: tuple[int, ...]
     units: tuple[int, ...]
     symbols: tuple[int, ...] | None
+    order: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,8 @@ class GraphCode:
         regions: by the numbers that the host program gives.
         order: numbers of the regions that calls are expected in, the largest first.
         head: the machine code of the head kernel, as of a variant.
+        orders: for each order, and each launch, the numbers of the launches that it waits for.
+        branches: where launches run side by side.
     """
 
     words: tuple[str, ...]
@@ -67,6 +87,14 @@ class GraphCode:
     regions: tuple[Region, ...]
     order: tuple[int, ...]
     head: bytes
+    orders: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    branches: tuple[Branches, ...] = ()
+
+    def waits(self, region: Region) -> Sequence[tuple[int, ...] | None]:
+        """For each launch of a region the launches that it waits for; None: the one ahead of it."""
+        if region.order is None:
+            return [None] * len(self.launches)
+        return self.orders[region.order]
 
     @cached_property
     def head_entry(self) -> CubinEntry:
@@ -93,10 +121,13 @@ class GraphCode:
                     list(region.variants),
                     list(region.units),
                     None if region.symbols is None else list(region.symbols),
+                    region.order,
                 ]
                 for region in self.regions
             ],
             "order": list(self.order),
+            "orders": [list(map(list, order)) for order in self.orders],
+            "branches": [[b.first, b.last, list(b.regions), b.reason] for b in self.branches],
         }
 
     @staticmethod
@@ -128,12 +159,25 @@ class GraphCode:
                 tuple(map(int, chosen)),
                 tuple(map(int, units)),
                 None if symbols is None else tuple(map(int, symbols)),
+                None if order is None else int(order),
             )
-            for chosen, units, symbols in record["regions"]
+            for chosen, units, symbols, order in record["regions"]
         )
-        order = tuple(map(int, record["order"]))
-        code = GraphCode(words, int(record["call_words"]), launches, regions, order, head)
+        code = GraphCode(
+            words,
+            int(record["call_words"]),
+            launches,
+            regions,
+            tuple(map(int, record["order"])),
+            head,
+            tuple(tuple(tuple(map(int, waits)) for waits in order) for order in record["orders"]),
+            tuple(
+                Branches(int(first), int(last), tuple(map(int, numbers)), str(reason))
+                for first, last, numbers, reason in record["branches"]
+            ),
+        )
         code._check(variants)
+        code._check_orders()
         return code
 
     def _check(self, variants: Mapping[str, Sequence[int]]) -> None:
@@ -156,5 +200,17 @@ class GraphCode:
         if not all(0 <= number < len(self.regions) for number in self.order):
             raise ValueError("the order of regions has one that is not there")
 
+    def _check_orders(self) -> None:
+        for order in self.orders:
+            for number, waits in zip(range(len(self.launches)), order, strict=True):
+                if list(waits) != sorted(set(waits)) or not set(waits) <= set(range(number)):
+                    raise ValueError(f"launch {number} waits for others than those ahead of it")
+        for region in self.regions:
+            if region.order is not None and not 0 <= region.order < len(self.orders):
+                raise ValueError("a region has an order that is not there")
+        for each in self.branches:
+            if not 0 <= each.first <= each.last < len(self.launches):
+                raise ValueError("launches run side by side that are not there")
 
-__all__ = ["GraphCode", "Region", "WordedLaunch"]
+
+__all__ = ["Branches", "GraphCode", "Region", "WordedLaunch"]

@@ -99,8 +99,11 @@ def _launches(
             launch.operands,
             launch.values[variants[launch.kernel].index(variant)],
             _ctas(kernels[variant], units),
+            waits,
         )
-        for launch, variant, units in zip(graph.launches, found.variants, found.units, strict=True)
+        for launch, variant, units, waits in zip(
+            graph.launches, found.variants, found.units, graph.waits(found), strict=True
+        )
     ]
 
 

@@ -67,6 +67,12 @@ _kept: dict[int, torch.Tensor] = {}
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
+# The function that torch.cuda's of that name calls.
+_is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+
+
 class TorchStreams:
     """The streams of a CUDA device of torch."""
 
@@ -81,9 +87,9 @@ class TorchStreams:
         else:
             stream = torch.cuda.current_stream(self._device).cuda_stream
         if self._is_alone or torch.cuda.current_device() == self._device.index:
-            return stream, torch.cuda.is_current_stream_capturing()
+            return stream, _is_capturing()
         with torch.cuda.device(self._device):
-            return stream, torch.cuda.is_current_stream_capturing()
+            return stream, _is_capturing()
 
 
 class GpuExecution:

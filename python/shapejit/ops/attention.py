@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from shapejit.allocation import allocator
 from shapejit.gpu.driver import driver
 from shapejit.ops.attention_kernels import KindKernels
 from shapejit.ops.attention_operands import (
@@ -24,7 +25,7 @@ from shapejit.ops.attention_operands import (
 )
 from shapejit.ops.attention_spec import AttentionKind
 from shapejit.ops.kernels import begin_build, code_memory
-from shapejit.ops.tensors import allocator, as_tensor, raw_stream, reach
+from shapejit.ops.tensors import as_tensor, raw_stream, reach
 
 
 def attention(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shapejit.allocation import allocator
 from shapejit.gpu.driver import driver
 from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
@@ -28,8 +29,8 @@ from shapejit.ops.gemm_operands import (
 )
 from shapejit.ops.gemm_plan import RowPlan
 from shapejit.ops.gemm_spec import GemmKind
-from shapejit.ops.kernels import begin_build, code_memory
-from shapejit.ops.tensors import allocator, as_tensor, raw_stream, reach
+from shapejit.ops.kernels import asking_ptxas, begin_build, code_memory
+from shapejit.ops.tensors import as_tensor, raw_stream, reach
 
 #: Calls whose choice of a kernel is remembered.
 _MAX_PLANS = 8192
@@ -127,8 +128,9 @@ def compile_gemm(
     a, b, bias, gate, residual = map(as_tensor, (a, b, bias, gate, residual))
     tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
     operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
-    layout, kernels = kernels_of(operands, result_shape(operands), 0)
-    schedules = kernels.schedules(layout, rows)
+    with asking_ptxas():
+        layout, kernels = kernels_of(operands, result_shape(operands), 0)
+        schedules = kernels.schedules(layout, rows)
     wait(kernels.begin(schedules))
     for schedule in schedules:
         kernels.load(schedule)

@@ -20,6 +20,7 @@ from shapejit.cache.key import text_digest
 from shapejit.cache.problem import Problem
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.device import Device
+from shapejit.ops.choices import recall
 from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.ops.gemm_spec import GemmKind, KernelText
 from shapejit.ops.kernels import Build, CodeMemory, LoadedKernel, Variants
@@ -37,7 +38,7 @@ from shapejit.passes.nvgpu.schedule import (
 
 _LOG = logs.logger("bucket")
 
-MAX_VARIANTS = 16
+MAX_VARIANTS = 20
 """Most variants that the products with one weight choose from."""
 
 LOWERING = "shapejit-lower-gemm-to-nvgpu"
@@ -139,7 +140,9 @@ class KindKernels:
         if self._only_unaligned:
             return [UNALIGNED]
         low, high = rows
-        intervals = self._make_table().intervals(layout.n, layout.k, layout.batch)
+        table = self._make_table()
+        recall(table, layout.n, layout.k, layout.batch)
+        intervals = table.intervals(layout.n, layout.k, layout.batch)
         found = [
             suited(each.schedule, layout.n)
             for each in intervals
@@ -165,8 +168,10 @@ class KindKernels:
         )
 
     def begin(self, schedules: list[GemmSchedule]) -> list[Future[CachedCubin]]:
-        """Begins the builds of several kernels."""
-        return [self._variants.begin(each, urgent=True) for each in schedules]
+        """Begins the builds of several kernels, of those first that take longest."""
+        longest_first = sorted(schedules, key=_build_work, reverse=True)
+        begun = {each: self._variants.begin(each, urgent=True) for each in longest_first}
+        return [begun[each] for each in schedules]
 
     def load(self, schedule: GemmSchedule) -> LoadedKernel[GemmSchedule]:
         """A kernel, after it was built.
@@ -185,6 +190,11 @@ class KindKernels:
             self._refused[dataclasses.replace(chosen, once=False)] = str(error)
             self._table = None
         return True
+
+
+def _build_work(schedule: GemmSchedule) -> int:
+    """What a kernel's build takes, in no unit: most of the code is about sums."""
+    return schedule.rows * schedule.columns * (2 if schedule.turns else 1)
 
 
 def _unit(

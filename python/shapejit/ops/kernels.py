@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeAlias, TypeVar
 
 from shapejit.cache.cubins import CachedCubin, CubinUnit
 from shapejit.codegen.builder import cubin_builder
+from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.device import Device
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
@@ -220,6 +222,24 @@ class Variants(Generic[S]):
             self._building.pop(schedule, None)
         self._memory.add(loaded)
         return loaded
+
+
+@contextmanager
+def asking_ptxas() -> Iterator[None]:
+    """Has ``ptxas`` say its version, which keys need, while the block runs."""
+
+    def ask() -> None:
+        with suppress(Exception):  # whoever needs it is told
+            find_ptxas()
+
+    thread = threading.Thread(target=ask, name="shapejit-ptxas")
+    with suppress(RuntimeError):  # no more threads, or the interpreter ends: it is asked later
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread.ident is not None:
+            thread.join()
 
 
 @functools.cache

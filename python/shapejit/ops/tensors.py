@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,29 +21,12 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 """The handle of a device's current stream; the public way to it makes an object of every stream."""
 
-Allocate: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
-"""An uninitialized tensor of a size, strides and dtype."""
-
 
 def as_tensor(value: Any) -> Any:
     """A tensor of another library as one of torch, through DLPack; None and tensors as they are."""
     if value is None or isinstance(value, Tensor):
         return value
     return torch.utils.dlpack.from_dlpack(value)
-
-
-def allocator(device: torch.device) -> Allocate:
-    """What allocates results on a device."""
-    # What code made by torch.compile calls, at a third of the cost of torch.empty. It takes the
-    # current device, so it serves where there is no other.
-    direct: Allocate | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-    if direct is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
-        return direct
-
-    def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-    return allocate
 
 
 def reach(tensor: Tensor, *, free_rows: bool) -> tuple[int, int]:

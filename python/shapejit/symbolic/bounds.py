@@ -72,6 +72,22 @@ class Ranges:
         self._work = 0
         self._given_up = 0
 
+    def add_dim(self, dim: int, size: Expr | int) -> bool:
+        """Adds a dim of which nothing was asked yet, and keeps what is remembered.
+
+        Args:
+            dim: its number.
+            size: it runs over [0, size).
+
+        Returns:
+            False, with nothing added, if its size says more about a symbol than was known.
+        """
+        whole = as_expr(size)
+        if (symbol := whole.symbol_index) is not None and not self._symbols.get(symbol, (0, 0))[0]:
+            return False
+        self._dim_sizes[dim] = whole
+        return True
+
     # Queries --------------------------------------------------------------------------------------
 
     def bounds(self, expr: Expr | int) -> Bounds:

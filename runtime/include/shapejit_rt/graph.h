@@ -68,6 +68,10 @@ struct ShapejitRtCudaProgramLaunch {
   /// CTAs of the grid, in whole clusters, if no size of the region has work for more; at most as
   /// many as are resident. 0: as many as are resident.
   int32_t ctas;
+  /// Numbers of launches of the region ahead of it, ascending: those that have to end before it
+  /// reads or writes. What they wait for has ended then, too. Null: the one just ahead of it.
+  const int32_t *waits;
+  int32_t waitCount; ///< 0 with `waits`: for none, but the head kernel
 };
 
 struct ShapejitRtCudaProgram;
@@ -81,7 +85,9 @@ shapejitRtCudaProgramCreate(const struct ShapejitRtCudaProgramDescription *descr
 /// callers that its calls were captured into keep what they need.
 SHAPEJIT_RT_API void shapejitRtCudaProgramRelease(struct ShapejitRtCudaProgram *program);
 
-/// Adds a region: its launches in the order in which they run. Does nothing if it is there.
+/// Adds a region: its launches, each behind all that it waits for. Its graph runs what does not wait
+/// for each other side by side; where launches are queued one by one, they run in this order. Of
+/// launches that run side by side, one at most has a workspace. Does nothing if the region is there.
 SHAPEJIT_RT_API int32_t
 shapejitRtCudaProgramAddRegion(struct ShapejitRtCudaProgram *program, int64_t key,
                                const struct ShapejitRtCudaProgramLaunch *launches, int32_t count);

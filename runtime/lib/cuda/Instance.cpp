@@ -165,6 +165,27 @@ Status shapejit::rt::cuda::launchRegion(HeadCall &head, const Region &region, co
   return ShapejitRtCudaOk;
 }
 
+/// Adds the edges to a node. One that waits for a single kernel may start while that one runs, and
+/// then waits by itself. One that waits for several starts when all have ended: mixed edges save
+/// little where branches meet. So does one that waits for the head kernel alone, which reads what
+/// that writes before its own wait. So whatever starts, the head kernel has ended.
+static Status addEdges(abi::Graph graph, const RegionLaunch &launch,
+                       const Array<abi::GraphNode> &nodes, abi::GraphNode head,
+                       abi::GraphNode node) {
+  abi::GraphEdgeData edge = {};
+  if (launch.waitCount == 0) {
+    SHAPEJIT_CUDA_TRY(cuGraphAddDependencies, graph, &head, &node, &edge, 1);
+    return ShapejitRtCudaOk;
+  }
+  if (launch.waitCount == 1 && launch.kernel->programmatic) {
+    edge.from_port = abi::kPortProgrammatic;
+    edge.type = abi::kDependencyProgrammatic;
+  }
+  for (int32_t i = 0; i < launch.waitCount; ++i)
+    SHAPEJIT_CUDA_TRY(cuGraphAddDependencies, graph, &nodes[launch.waits[i]], &node, &edge, 1);
+  return ShapejitRtCudaOk;
+}
+
 Status shapejit::rt::cuda::makeGraph(HeadCall &head, const Region &region, const Block &block,
                                      abi::Graph &graph, abi::GraphNode &headNode) {
   if (!driver.cuGraphAddDependencies)
@@ -172,21 +193,15 @@ Status shapejit::rt::cuda::makeGraph(HeadCall &head, const Region &region, const
                 "graphs of programs need a driver that supports CUDA 12.3 or later: update it");
   SHAPEJIT_CUDA_TRY(cuGraphCreate, &graph, 0);
   SHAPEJIT_TRY(head.addTo(graph, headNode));
-  abi::GraphNode before = headNode, node;
-  bool first = true;
+  Array<abi::GraphNode> nodes;
   for (const RegionLaunch &launch : region.launches.launches) {
     abi::Address entry = block.memory->address + static_cast<abi::Address>(launch.entry);
     const ShapejitRtCudaKernel &kernel = *launch.kernel;
+    abi::GraphNode node;
     Status status = kernel.addTo(graph, launch.ctas, entry, node);
     SHAPEJIT_TRY(kernel.explain(status, nullptr, launch.ctas));
-    abi::GraphEdgeData edge = {};
-    if (kernel.programmatic && !first) {
-      edge.from_port = abi::kPortProgrammatic;
-      edge.type = abi::kDependencyProgrammatic;
-    }
-    SHAPEJIT_CUDA_TRY(cuGraphAddDependencies, graph, &before, &node, &edge, 1);
-    before = node;
-    first = false;
+    SHAPEJIT_TRY(addEdges(graph, launch, nodes, headNode, node));
+    SHAPEJIT_TRY(nodes.append(node));
   }
   return ShapejitRtCudaOk;
 }

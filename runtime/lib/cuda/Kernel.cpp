@@ -59,6 +59,7 @@ Status ShapejitRtCudaKernel::create(ShapejitRtCudaModule &module,
 void ShapejitRtCudaKernel::destroy() {
   module->release();
   std::free(names);
+  std::free(parameters);
   std::free(this);
   ShapejitRtCudaModule::unloadRetired();
 }
@@ -130,6 +131,10 @@ Status ShapejitRtCudaKernel::describe(const ShapejitRtCudaInterface &from) {
       return fail(ShapejitRtCudaBadInterface, "kernel %s: a tile of the grid has the length %d",
                   entry, tiles[tileCount].tile);
   }
+  const auto most = static_cast<size_t>(std::max(from.parameterCount, 1));
+  parameters = static_cast<Parameter *>(std::malloc(most * sizeof(Parameter)));
+  if (!parameters)
+    return fail(ShapejitRtCudaDriverFailed, "no memory for a kernel's parameters");
   for (int32_t i = 0; i < from.parameterCount; ++i)
     SHAPEJIT_TRY(addParameter(from.parameters[i], from));
   return ShapejitRtCudaOk;

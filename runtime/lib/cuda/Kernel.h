@@ -30,7 +30,8 @@ struct Parameter {
 struct ShapejitRtCudaKernel {
   using Status = shapejit::rt::cuda::Status;
 
-  static constexpr int32_t kMaxParameters = 64;
+  /// As many pointers as a launch's parameters have room for.
+  static constexpr int32_t kMaxParameters = 512;
   static constexpr int32_t kMaxValues = 256;
   static constexpr int32_t kMaxTiles = 8;
   /// Bytes of the parameters of a launch that every device and driver takes.
@@ -81,7 +82,7 @@ struct ShapejitRtCudaKernel {
   int32_t parameterCount = 0;
   int32_t tileCount = 0;
   int32_t valueCount = 0;
-  shapejit::rt::cuda::Parameter parameters[kMaxParameters];
+  shapejit::rt::cuda::Parameter *parameters = nullptr;
   ShapejitRtCudaTile tiles[kMaxTiles];
   const char *values[kMaxValues]; ///< their names
 

@@ -57,7 +57,8 @@ Status RegionLaunches::make(const ShapejitRtCudaProgramLaunch *given, int32_t co
   for (RegionLaunch &launch : launches) {
     launch.operands = next;
     launch.values = next + launch.operandCount;
-    next = launch.values + launch.kernel->valueCount;
+    launch.waits = launch.values + launch.kernel->valueCount;
+    next = launch.waits + launch.waitCount;
   }
   if (blockBytes > kMaxBlockBytes)
     return fail(ShapejitRtCudaBadInterface,
@@ -103,12 +104,36 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
   };
   SHAPEJIT_TRY(addNumbers(given.operands, given.operandCount));
   SHAPEJIT_TRY(addNumbers(given.values, given.valueCount));
+  int32_t waitCount = 0;
+  SHAPEJIT_TRY(addWaits(given, number, waitCount));
   int32_t ctas =
       given.ctas ? std::min(given.ctas, kernel.info.residentCtas) : kernel.info.residentCtas;
   RegionLaunch launch = {
-      &kernel, nullptr, nullptr, given.operandCount, static_cast<uint32_t>(ctas), blockBytes};
+      &kernel,   nullptr,   nullptr, nullptr, given.operandCount,
+      waitCount, static_cast<uint32_t>(ctas), blockBytes};
   blockBytes += roundUp(kernel.blockBytes, kEntryAlignment);
   return launches.append(launch);
+}
+
+Status RegionLaunches::addWaits(const ShapejitRtCudaProgramLaunch &given, int32_t number,
+                                int32_t &count) {
+  if (!given.waits) {
+    count = number ? 1 : 0;
+    return number ? numbers.append(number - 1) : Status{ShapejitRtCudaOk};
+  }
+  int32_t last = -1;
+  for (int32_t i = 0; i < given.waitCount; ++i) {
+    int32_t wait = given.waits[i];
+    if (wait <= last || wait >= number)
+      return fail(ShapejitRtCudaBadInterface,
+                  "launch %d, kernel %s: it waits for launches ahead of it in ascending order, not "
+                  "for launch %d",
+                  number, given.kernel->entry, wait);
+    SHAPEJIT_TRY(numbers.append(wait));
+    last = wait;
+  }
+  count = given.waitCount;
+  return ShapejitRtCudaOk;
 }
 
 // The table.

@@ -45,7 +45,9 @@ struct RegionLaunch {
   const ShapejitRtCudaKernel *kernel;
   const int32_t *operands;
   const int32_t *values;
+  const int32_t *waits; ///< numbers of launches ahead of it
   int32_t operandCount;
+  int32_t waitCount;
   uint32_t ctas;
   int64_t entry; ///< where its entry starts in the block
 };
@@ -63,7 +65,9 @@ private:
   Status add(const ShapejitRtCudaProgramLaunch &given, int32_t number, int32_t wordCount,
              const Device &device);
 
-  Array<int32_t> numbers; ///< of words, of all launches
+  Status addWaits(const ShapejitRtCudaProgramLaunch &given, int32_t number, int32_t &count);
+
+  Array<int32_t> numbers; ///< of words and launches, of all launches
 };
 
 /// The block of a region before any call, and what calls change in it. Made for given fixed words.

@@ -1,4 +1,4 @@
-// RUN: shapejit-opt %s --shapejit-unfold-convolutions=tf32=true --split-input-file | FileCheck %s
+// RUN: shapejit-opt %s --shapejit-round-factors=convolutions=true --shapejit-unfold-convolutions --split-input-file | FileCheck %s
 
 // What TMA reads in im2col mode stays: it rounds factors to tf32. Filters will be packed.
 
@@ -23,6 +23,7 @@ func.func @stays(%x: !x {shapejit.kind = "input"}, %w: !w {shapejit.kind = "weig
 
 // CHECK-LABEL: func.func @computed
 // CHECK: shapejit.gemm
+// CHECK: rhs({{.*}}) {shapejit.factors = tf32}
 // CHECK-NOT: shapejit.conv
 #x = affine_map<(n, g, p, c) -> (n, p, c)>
 !x = tensor<?x?x32xf32, #shapejit.shape<[s0, s1, 32]>>

@@ -17,6 +17,9 @@ from shapejit.symbolic import Expr, product
 _MAX_INDEX = 2**62
 """Ends of slices from here on mean "to the end"."""
 
+_MOST_JOINED = 64
+"""Parts that one loop joins: it tells them apart one by one, and a kernel has so many parameters."""
+
 
 def as_expr(size: Any) -> Expr:
     """A size operand as an expression."""
@@ -372,7 +375,12 @@ def join(ctx: Context, parts: Sequence[Tensor], axis: int) -> Tensor:
         starts.append(starts[-1] + part.shape[axis])
     shape = tuple(with_size(parts[0].shape, axis, starts[-1]))
     known = _joined_formula(ctx, parts, starts, shape, axis)
-    return known or _joined_loop(ctx, parts, starts, shape, axis)
+    if known is not None:
+        return known
+    if len(parts) > _MOST_JOINED:
+        groups = range(0, len(parts), _MOST_JOINED)
+        return join(ctx, [join(ctx, parts[n : n + _MOST_JOINED], axis) for n in groups], axis)
+    return _joined_loop(ctx, parts, starts, shape, axis)
 
 
 def _joined_formula(

@@ -1,0 +1,323 @@
+// Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+// RUN: shapejit-opt %s --split-input-file --shapejit-plan-branches | FileCheck %s
+
+// A chain has no branches.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @chain
+// CHECK-NOT: shapejit.branches
+// CHECK: return
+func.func @chain(%x: !x, %y: !x) -> !x {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  return %2 : !x
+}
+}
+
+// -----
+
+// Two launches save less than what it takes to meet.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
+  %0 = shapejit.loop over [s0, 64]
+      ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k, %y at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16, %w: bf16):
+    %1 = arith.addf %v, %w : bf16
+    shapejit.yield %1 : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @short
+// CHECK-NOT: shapejit.branches
+// CHECK: return
+func.func @short(%x: !x, %y: !x) -> !x {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%y) : (!x) -> !x
+  %2 = shapejit.launch @add affine_map<()[s0] -> (s0)> (%0, %1) : (!x, !x) -> !x
+  return %2 : !x
+}
+}
+
+// -----
+
+// Kernels with scratch memory share it, so none of them runs beside another one.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0},{\22kind\22:\22workspace\22,\22bytes_per_cta\22:0,\22zeroed\22:16,\22offset\22:8}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0},{\22kind\22:\22workspace\22,\22bytes_per_cta\22:0,\22zeroed\22:16,\22offset\22:8}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
+  %0 = shapejit.loop over [s0, 64]
+      ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k, %y at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16, %w: bf16):
+    %1 = arith.addf %v, %w : bf16
+    shapejit.yield %1 : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @scratch
+// CHECK-NOT: shapejit.branches
+// CHECK: return
+func.func @scratch(%x: !x, %y: !x) -> !x {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  %3 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%2) : (!x) -> !x
+  %4 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%3) : (!x) -> !x
+  %5 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%y) : (!x) -> !x
+  %6 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%5) : (!x) -> !x
+  %7 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%6) : (!x) -> !x
+  %8 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%7) : (!x) -> !x
+  %9 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%8) : (!x) -> !x
+  %10 = shapejit.launch @add affine_map<()[s0] -> (s0)> (%4, %9) : (!x, !x) -> !x
+  return %10 : !x
+}
+}
+
+// -----
+
+// Kernels that take their parameters by value are queued in a stream.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
+shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
+  %0 = shapejit.loop over [s0, 64]
+      ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k, %y at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16, %w: bf16):
+    %1 = arith.addf %v, %w : bf16
+    shapejit.yield %1 : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @by_value
+// CHECK-NOT: shapejit.branches
+// CHECK: return
+func.func @by_value(%x: !x, %y: !x) -> !x {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  %3 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%2) : (!x) -> !x
+  %4 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%3) : (!x) -> !x
+  %5 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%y) : (!x) -> !x
+  %6 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%5) : (!x) -> !x
+  %7 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%6) : (!x) -> !x
+  %8 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%7) : (!x) -> !x
+  %9 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%8) : (!x) -> !x
+  %10 = shapejit.launch @add affine_map<()[s0] -> (s0)> (%4, %9) : (!x, !x) -> !x
+  return %10 : !x
+}
+}
+
+// -----
+
+// A section begins behind the launch that all of it waits for, and ends before the one that waits
+// for all of it.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
+  %0 = shapejit.loop over [s0, 64]
+      ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k, %y at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16, %w: bf16):
+    %1 = arith.addf %v, %w : bf16
+    shapejit.yield %1 : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @middle
+// CHECK-SAME: array<i64: 2, 11>, array<i64: 0>, "2 branches
+func.func @middle(%x: !x, %y: !x) -> !x {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  %3 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%2) : (!x) -> !x
+  %4 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%3) : (!x) -> !x
+  %5 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%4) : (!x) -> !x
+  %6 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%5) : (!x) -> !x
+  %7 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  %8 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%7) : (!x) -> !x
+  %9 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%8) : (!x) -> !x
+  %10 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%9) : (!x) -> !x
+  %11 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%10) : (!x) -> !x
+  %12 = shapejit.launch @add affine_map<()[s0] -> (s0)> (%6, %11) : (!x, !x) -> !x
+  %13 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%12) : (!x) -> !x
+  return %13 : !x
+}
+}
+
+// -----
+
+// Inputs that are changed may be the same memory, so what changes them keeps its order.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @inputs
+// CHECK-NOT: shapejit.branches
+// CHECK: return
+func.func @inputs(%x: !x, %y: !x) -> (!x {shapejit.updates = 0 : i64}, !x {shapejit.updates = 1 : i64}) {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) {in_place = array<i64: 0>} : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) {in_place = array<i64: 0>} : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) {in_place = array<i64: 0>} : (!x) -> !x
+  %3 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%2) {in_place = array<i64: 0>} : (!x) -> !x
+  %4 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%3) {in_place = array<i64: 0>} : (!x) -> !x
+  %5 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%y) {in_place = array<i64: 0>} : (!x) -> !x
+  %6 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%5) {in_place = array<i64: 0>} : (!x) -> !x
+  %7 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%6) {in_place = array<i64: 0>} : (!x) -> !x
+  %8 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%7) {in_place = array<i64: 0>} : (!x) -> !x
+  %9 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%8) {in_place = array<i64: 0>} : (!x) -> !x
+  return %4, %9 : !x, !x
+}
+}
+
+// -----
+
+// Towers that never meet.
+
+!x = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+!k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
+
+module attributes {shapejit.target = "cuda:sm_90a:h200"} {
+shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+
+shapejit.kernel @copy symbols 1 (%x: !k) {
+  %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
+      outs(affine_map<(d0, d1) -> (d0, d1)> : !k) {
+  ^bb0(%v: bf16):
+    shapejit.yield %v : bf16
+  }
+  shapejit.yield %0 : !k
+}
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
+
+// CHECK-LABEL: func.func @results
+// CHECK-SAME: array<i64: 0, 11>, array<i64: 0>, "2 branches
+func.func @results(%x: !x, %y: !x) -> (!x, !x) {
+  %0 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%x) : (!x) -> !x
+  %1 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%0) : (!x) -> !x
+  %2 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%1) : (!x) -> !x
+  %3 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%2) : (!x) -> !x
+  %4 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%3) : (!x) -> !x
+  %5 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%4) : (!x) -> !x
+  %6 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%y) : (!x) -> !x
+  %7 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%6) : (!x) -> !x
+  %8 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%7) : (!x) -> !x
+  %9 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%8) : (!x) -> !x
+  %10 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%9) : (!x) -> !x
+  %11 = shapejit.launch @copy affine_map<()[s0] -> (s0)> (%10) : (!x) -> !x
+  return %5, %11 : !x, !x
+}
+}

@@ -1,0 +1,168 @@
+# Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""In which arithmetic products and convolutions of float32 are computed: settings and kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlir.ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from shapejit import ir as sir
+from shapejit.cpu_features import host_target
+from shapejit.importer import import_model
+from shapejit.options import CompileOptions
+from shapejit.pipeline import _gpu_stages, run_stage
+from shapejit.precision import resolved_options
+
+BACKENDS = torch.backends
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """PyTorch's own defaults, before and after."""
+    places: list[Any] = [BACKENDS, BACKENDS.cuda.matmul, BACKENDS.cudnn]
+    places += [BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn]
+
+    def reset() -> None:
+        for place, value in zip(places, ("none", "none", "none", "tf32", "tf32"), strict=True):
+            place.fp32_precision = value
+
+    reset()
+    yield
+    reset()
+
+
+def _set(*settings: tuple[Any, str]) -> Callable[[], None]:
+    def apply() -> None:
+        for place, value in settings:
+            place.fp32_precision = value
+
+    return apply
+
+
+def _allow(*, convolutions: bool) -> Callable[[], None]:
+    def apply() -> None:
+        BACKENDS.cudnn.allow_tf32 = convolutions
+
+    return apply
+
+
+CONV, CUDNN, PRODUCTS = BACKENDS.cudnn.conv, BACKENDS.cudnn, BACKENDS.cuda.matmul
+
+#: What is set in PyTorch, and what is left of it for products and for convolutions.
+SETTINGS: dict[str, tuple[Callable[[], None], str, str]] = {
+    "nothing": (lambda: None, "ieee", "tf32"),
+    "products": (lambda: torch.set_float32_matmul_precision("high"), "tf32", "tf32"),
+    "cudnn, formerly": (_allow(convolutions=False), "ieee", "ieee"),
+    "and allowed again": (_allow(convolutions=True), "ieee", "tf32"),
+    "convolutions": (_set((CONV, "ieee")), "ieee", "ieee"),
+    "both inherit cudnn's": (_set((CUDNN, "tf32"), (CONV, "none")), "tf32", "tf32"),
+    "convolutions inherit": (_set((CUDNN, "ieee"), (CONV, "none")), "ieee", "ieee"),
+    "convolutions inherit nothing": (_set((CONV, "none")), "ieee", "ieee"),
+    "both inherit": (_set((CONV, "none"), (BACKENDS, "tf32")), "tf32", "tf32"),
+    "their own goes first": (_set((BACKENDS, "tf32"), (CONV, "ieee")), "tf32", "ieee"),
+    "products' own, too": (_set((BACKENDS, "tf32"), (PRODUCTS, "ieee")), "ieee", "tf32"),
+}
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_auto_is_what_torch_is_set_to(name: str) -> None:
+    apply, products, convolutions = SETTINGS[name]
+    apply()
+    found = resolved_options(CompileOptions())
+    assert (found.float32_precision, found.float32_conv_precision) == (products, convolutions)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize(
+    ("both", "convolutions", "expected"),
+    [
+        ("ieee", "auto", ("ieee", "ieee")),
+        ("tf32", "auto", ("tf32", "tf32")),
+        ("auto", "ieee", ("ieee", "ieee")),
+        ("ieee", "tf32", ("ieee", "tf32")),
+        ("tf32", "ieee", ("tf32", "ieee")),
+    ],
+)
+def test_what_is_asked_for_goes_first(
+    both: str, convolutions: str, expected: tuple[str, str]
+) -> None:
+    asked = CompileOptions(float32_precision=both, float32_conv_precision=convolutions)
+    found = resolved_options(asked)
+    assert (found.float32_precision, found.float32_conv_precision) == expected
+    assert resolved_options(found) == found
+    assert found.hash() != CompileOptions(float32_precision="auto").hash()
+
+
+class Network(nn.Module):
+    """A convolution that TMA reads, one that it does not, one of one tap, and a linear layer.
+
+    Each has another number of columns, by which its kernel is known.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few = nn.Conv2d(3, 32, 3, 2, 1)
+        self.three = nn.Conv2d(32, 64, 3, 2, 1)
+        self.one = nn.Conv2d(64, 96, 1)
+        self.linear = nn.Linear(96, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.three(torch.relu(self.few(x))))
+        mixed: Tensor = self.linear(torch.relu(self.one(y)).movedim(1, -1))
+        return mixed
+
+
+def _schedules(options: CompileOptions) -> dict[int, set[str]]:
+    """The names of the variants of each kernel with a product, by its columns."""
+    torch.manual_seed(0)
+    sizes = {i: Dim(f"d{i}", min=16, max=64) for i in (2, 3)}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = (torch.randn(2, 3, 20, 24),)
+        module = import_model(Network().eval(), example, dynamic_shapes=(sizes,)).module
+    with module.context:
+        module.operation.attributes["shapejit.target"] = ir.StringAttr.get("cuda:sm_90a:h200")
+    for stage in _gpu_stages(options):
+        if stage.name != "hoist-weights":
+            run_stage(module, stage, host_target("host"))
+        if stage.name == "choose-buckets":
+            break
+    columns: dict[str, int] = {}
+    found: dict[int, set[str]] = {}
+    for op in sir.operations(sir.module_block(module)):
+        if op.name == "shapejit.kernel":
+            for inner in sir.operations(sir.body(op)):
+                if inner.name in ("shapejit.gemm", "shapejit.conv"):
+                    shape = sir.shape_of(inner.results[0])
+                    columns[ir.StringAttr(op.attributes["sym_name"]).value] = shape[-1].constant
+        elif op.name == "shapejit.dispatch":
+            kernel = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+            if kernel in columns:
+                names = {str(each).split('"')[1] for each in op.attributes["buckets"]}
+                found.setdefault(columns[kernel], set()).update(names)
+    return found
+
+
+@pytest.mark.parametrize("products", ["ieee", "tf32"])
+@pytest.mark.parametrize("convolutions", ["ieee", "tf32"])
+def test_each_layer_gets_the_kernels_of_its_own_setting(products: str, convolutions: str) -> None:
+    """A 1x1 convolution is a product by then, and so is one of gathered pixels."""
+    options = CompileOptions(
+        float32_precision=products, float32_conv_precision=convolutions, winograd="off"
+    )
+    found = _schedules(options)
+    assert set(found) == {32, 64, 96, 128}
+    rounds = {n: {"tf32" in name for name in names} for n, names in found.items()}
+    # Channels of three, times nine, are rows that no tensor map reads.
+    assert rounds[32] == {False}
+    assert rounds[64] == rounds[96] == {convolutions == "tf32"}
+    assert rounds[128] == {products == "tf32"}
