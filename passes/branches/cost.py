@@ -36,8 +36,12 @@ from shapejit.symbolic import Expr, product
 
 Floats = npt.NDArray[np.float64]
 
-# Operations of attention a microsecond: what its kernels reach on long sequences.
+# Operations a microsecond: what kernels of attention reach on long sequences, and what there are of
+# float32 without tensor cores.
 _ATTENTION_RATE: Final = 600e6
+_SIMT_RATE: Final = 67e6
+# Of the tensor cores of a multiprocessor, of 16 bits.
+_OPERATIONS_PER_CYCLE: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -82,30 +86,41 @@ class LaunchCosts:
         """What a launch takes at some sizes by a variant, by its number."""
         kernel = sir.kernels(self.module)[launch.dispatch.kernel]
         family = family_of(kernel)
-        moved = self._bytes(launch, at)
-        rate = 1e3 * constants_of(self.device.name).memory_rate
+        moving = self._bytes(launch, at) / (1e3 * constants_of(self.device.name).memory_rate)
         if family in MODELLED:
-            times = self._product_times(launch, kernel, family, variant, at)
+            times, computing = self._product_times(launch, kernel, family, variant, at)
         else:
-            times = self._stated_times(launch, kernel, moved / rate, at)
-        held = self._multiprocessors(launch, launch.variants[variant], at)
-        read = np.minimum(moved / rate / times, 1.0)
-        return [Work(*map(float, each)) for each in zip(times, held, read, strict=True)]
+            times, computing = self._stated_times(launch, kernel, moving, at)
+        room = self._room(launch, launch.variants[variant], at)
+        busy = np.minimum(np.maximum(moving, computing) / times, 1.0)
+        return [Work(*map(float, each)) for each in zip(times, room, busy, strict=True)]
 
     def _product_times(
         self, launch: PlannedLaunch, kernel: Any, family: Family, variant: int, at: Samples
-    ) -> Floats:
+    ) -> tuple[Floats, Floats]:
+        """Of the product, and what all multiprocessors together would take to multiply."""
         found = self._product(launch.dispatch.kernel, kernel, family)
         schedule = GemmSchedule.parse(launch.dispatch.variants[variant])
         sizes: dict[str, Any] = {
             name: _at_axis(found, launch, size, at) if isinstance(size, SizeOnAxis) else size
             for name, size in found.sizes.items()
         }
+        problem = GemmSizes(**sizes, traits=found.traits)
         model = CostModel(self.device, [schedule], found.traits)
-        times: Floats = np.broadcast_to(
-            model.times(GemmSizes(**sizes, traits=found.traits))[:, 0], len(at)
+        times: Floats = np.broadcast_to(model.times(problem)[:, 0], len(at))
+        [points] = np.prod(np.stack(problem.arrays()), axis=0)
+        computing: Floats = np.broadcast_to(
+            2.0 * points * found.traits.weights / self._rate(schedule), len(at)
         )
-        return times
+        return times, computing
+
+    def _rate(self, schedule: GemmSchedule) -> float:
+        """Multiplications and additions of all multiprocessors in a microsecond."""
+        if schedule.family == "simt":
+            return _SIMT_RATE
+        efficiency = constants_of(self.device.name).tensor_efficiency
+        each = _OPERATIONS_PER_CYCLE / (2 if schedule.tf32 else 1)
+        return 1e3 * efficiency * self.device.multiprocessors * self.device.clock_ghz * each
 
     def _product(self, name: str, kernel: Any, family: Family) -> GemmKernel:
         if name not in self._products:
@@ -119,14 +134,15 @@ class LaunchCosts:
 
     def _stated_times(
         self, launch: PlannedLaunch, kernel: Any, moving: Floats, at: Samples
-    ) -> Floats:
+    ) -> tuple[Floats, Floats]:
         c = constants_of(self.device.name)
         operations = np.zeros(len(at))
         for op in sir.operations(sir.body(kernel)):
             if op.name == "shapejit.attention":
                 operations = operations + _operations(launch, op, at)
-        times: Floats = c.launch + c.latency + np.maximum(moving, operations / _ATTENTION_RATE)
-        return times
+        computing: Floats = operations / _ATTENTION_RATE
+        times: Floats = c.launch + c.latency + np.maximum(moving, computing)
+        return times, computing
 
     def _bytes(self, launch: PlannedLaunch, at: Samples) -> Floats:
         """Bytes that a launch reads and writes. Of weights no more than of the results, where no
@@ -141,18 +157,20 @@ class LaunchCosts:
             total += own
         return total
 
-    def _multiprocessors(
-        self, launch: PlannedLaunch, interface: KernelInterface, at: Samples
-    ) -> Floats:
-        """The share of the multiprocessors that the CTAs of a launch hold."""
+    def _room(self, launch: PlannedLaunch, interface: KernelInterface, at: Samples) -> Floats:
+        """The share of the multiprocessors' shared memory, or of their threads, that CTAs take."""
         units = np.ones(len(at))
         for value, tile in interface.grid.tiles:
             size = launch.size(Expr.parse(interface.values[value]))
             units *= np.maximum(np.ceil(at.evaluate(size) / tile), 1)
-        together = interface.grid.ctas_per_sm or self.device.max_threads // interface.threads
-        room = max(together, 1) * self.device.multiprocessors
-        share: Floats = np.minimum(units * interface.cluster / room, 1.0)
-        return share
+        device = self.device
+        shared = (interface.shared_bytes + device.shared_reserved) / device.shared_bytes
+        each = max(shared, interface.threads / device.max_threads)
+        ctas = units * interface.cluster
+        if interface.grid.ctas_per_sm:
+            ctas = np.minimum(ctas, interface.grid.ctas_per_sm * device.multiprocessors)
+        room: Floats = np.minimum(ctas * each / device.multiprocessors, 1.0)
+        return room
 
 
 def _at_axis(kernel: GemmKernel, launch: PlannedLaunch, size: SizeOnAxis, at: Samples) -> Any:

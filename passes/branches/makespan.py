@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """How long launches take that run side by side, from what each takes alone.
 
-A launch holds a share of the multiprocessors and of the memory's rate. As long as the shares of
-all that run add up to no more than one, each runs as fast as alone; beyond, all are slower alike.
-CTAs that start early hold their multiprocessors while they wait. So the share of the launch behind
-counts with that of the launch that it waits for, where others run beside.
+A launch holds a share of the room for CTAs, and keeps tensor cores or memory busy for a share of
+its time. As long as the shares of all that run add up to no more than one, each runs as fast as
+alone; beyond, all are slower alike. CTAs that start early wait in what room is left and slow nobody
+down.
 
 Where branches meet, a launch waits for the ends of several, which takes longer than the start of a
-kernel that is there already.
+kernel that is there already. On an H200 two towers of 17 launches each took 56 us one by one and 34
+side by side, of few rows; of 2048 rows they took no longer than one by one.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ class Work:
 
     Attributes:
         time: microseconds.
-        multiprocessors: share of them that its CTAs hold, at most 1.
-        memory: share of the memory's rate that it needs, at most 1.
+        room: share of the room for CTAs that its own take, at most 1.
+        busy: share of the time in which tensor cores or memory are busy, at most 1.
     """
 
     time: float
-    multiprocessors: float
-    memory: float
+    room: float
+    busy: float
 
 
 def serial(works: Sequence[Work]) -> float:
@@ -57,7 +58,7 @@ def makespan(works: Sequence[Work], order: Order) -> float:
         works: of all launches.
         order: of the same.
     """
-    delays, early = _delays(order), _early_shares(works, order)
+    delays = _delays(order)
     behind: list[list[int]] = [[] for _ in works]
     missing = [len(waits) for waits in order.waits]
     for n, waits in enumerate(order.waits):
@@ -70,11 +71,9 @@ def makespan(works: Sequence[Work], order: Order) -> float:
         for n in [n for n, start in starts.items() if start <= now + _EPSILON]:
             running.add(n)
             del starts[n]
-        held = sum(
-            works[n].multiprocessors + (early[n] if len(running) > 1 else 0) for n in running
-        )
-        read = sum(works[n].memory for n in running)
-        slowness = max(held, read, 1.0)
+        room = sum(works[n].room for n in running)
+        busy = sum(works[n].busy for n in running)
+        slowness = max(room, busy, 1.0)
         step = min(
             min((left[n] * slowness for n in running), default=math.inf),
             min((start - now for start in starts.values()), default=math.inf),
@@ -105,12 +104,3 @@ def _delays(order: Order) -> list[float]:
             delays.append(LEAVING if has_root else 0.0)
             has_root = True
     return delays
-
-
-def _early_shares(works: Sequence[Work], order: Order) -> list[float]:
-    """The multiprocessors that CTAs hold which wait for a launch."""
-    shares = [0.0] * len(works)
-    for n, waits in enumerate(order.waits):
-        if len(waits) == 1:
-            shares[waits[0]] += works[n].multiprocessors
-    return shares

@@ -60,6 +60,9 @@ _ROUNDING: Final = 1e-6
 _WHOLE: Final = np.ones((1, 1))
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
+# Where clusters that share K leave so much of the GPU free, and start early, those of two launches
+# lie unevenly, and device memory takes so much longer.
+_EARLY_FREE, _EARLY_MEMORY = 0.3, 1.33
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
 # time and in stages; how many stages a share has at least, and how many clusters share a tile.
 SHARED_TILE, HANDOVER_STAGES, MIN_SHARE, MAX_SHARERS = 108, 6, 4, 3
@@ -194,7 +197,9 @@ class CostModel:
         schedules: the candidates, in the order of the results' last axis.
         traits: of the problems.
         constants: rates of the device; those on record by default.
-        conv_factors: of the steps of convolutions; those on record by default.
+        conv_factors: of convolutions; those on record by default.
+        early: whether kernels that share K start before the one ahead of them ends, and others
+            do not, as `ops.gemm` launches them.
 
     Raises:
         ValueError: there are no schedules, or one does not fit on a multiprocessor; see `fitting`.
@@ -207,6 +212,8 @@ class CostModel:
         traits: GemmTraits | None = None,
         constants: Constants | None = None,
         conv_factors: ConvFactors | None = None,
+        *,
+        early: bool = False,
     ) -> None:
         self.device, self.schedules = device, tuple(schedules)
         if not self.schedules:
@@ -215,7 +222,11 @@ class CostModel:
         self.constants = constants or constants_of(device.name)
         if self.traits.conv and conv_factors is None:
             conv_factors = conv_factors_of(device.name)
-        self._every = _Schedules(self.schedules, device, self.traits, self.constants, conv_factors)
+        if conv_factors is not None:
+            self.constants = conv_factors.rates(self.constants)
+        self._every = _Schedules(
+            self.schedules, device, self.traits, self.constants, conv_factors, early=early
+        )
         lines = halo.lines_of(self.schedules)
         self._tiled = [number for number, each in enumerate(lines) if each]
         if self._tiled:
@@ -258,6 +269,7 @@ class _Schedules:
         schedules: of which a multiprocessor holds a CTA.
         device, traits, constants: as in `CostModel`.
         conv_factors: of convolutions; None for other products.
+        early: as in `CostModel`.
     """
 
     def __init__(
@@ -267,8 +279,11 @@ class _Schedules:
         traits: GemmTraits,
         constants: Constants,
         conv_factors: ConvFactors | None,
+        *,
+        early: bool = False,
     ) -> None:
         self.device, self.traits, self.constants = device, traits, constants
+        self.early = early
         factors = [_factor(constants, schedule, traits, conv_factors) for schedule in schedules]
         self._columns = _Columns(device, schedules, traits, constants, factors)
 
@@ -294,6 +309,9 @@ class _Schedules:
         fill = work * s.fill_step * crowding
         moved = self._bytes(m, n, k, batch, row_tiles, column_tiles)
         memory = moved / (1e3 * c.memory_rate)
+        if self.early:
+            uneven = (s.cluster_split > 1) & (clusters < (1 - _EARLY_FREE) * s.resident)
+            memory = np.where(uneven, memory * _EARLY_MEMORY, memory)
         cache = (clusters * steps * s.asked * crowding + moved) / (1e3 * c.cache_rate)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
         overlapped = _together(_together(busy, cache, c.interference), memory, c.leak)
@@ -453,7 +471,7 @@ def _factor(
 
 
 def _twin(schedule: GemmSchedule, traits: GemmTraits) -> GemmSchedule:
-    """The schedule whose steps those of a schedule are like: tiles of two weights, which lie side by
+    """The schedule whose steps those of a schedule are like: two weights' tiles, which lie side by
     side, are like one of a weight that is as wide as both."""
     if traits.weights == 1:
         return schedule

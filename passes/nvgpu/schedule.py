@@ -185,10 +185,12 @@ def _all(*names: str) -> tuple[GemmSchedule, ...]:
 #: What `shapejit-choose-buckets` chooses from when operands suit tensor maps.
 CANDIDATES = _all(
     "persistent_64x112x64_s10_w1",
+    "persistent_64x192x64_s6_w1_k2",
     "persistent_64x256x64_s4_w2_turns",
     "persistent_128x128x64_s6_w2_turns",
     "persistent_128x192x64_s4_w2",
     "persistent_128x256x64_s4_w2",
+    "swapped_128x80x64_s8_w2_k3",
     "swapped_128x120x64_s6_w2",
     "swapped_128x128x64_s6_w2",
     "swapped_128x144x64_s6_w2_turns",
@@ -232,9 +234,9 @@ CANDIDATES = _all(
     "small_m_64x64x64_s8_w1",
 )
 
-#: What it chooses from, too, for pairs of weights. Their tiles lie side by side, like one of a weight
-#: that is as wide as both: these are the twins of the best tiles of one weight, with as many sums
-#: and bytes of stages.
+#: What it chooses from, too, for pairs of weights. Their tiles lie side by side, like one of a
+#: weight that is as wide as both: these are the twins of the best tiles of one weight, with as many
+#: sums and bytes of stages.
 PAIR_CANDIDATES = _all(
     "persistent_64x128x64_s4_w2_turns",
     "persistent_128x64x64_s6_w2_turns",

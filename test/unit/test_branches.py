@@ -187,8 +187,7 @@ def test_bounds_of_the_time_together(
     for number, waits in enumerate(order.waits):
         longest[number] = each[number].time + max((longest[k] for k in waits), default=0.0)
     busiest = max(
-        sum(work.time * getattr(work, share) for work in each)
-        for share in ("multiprocessors", "memory")
+        sum(work.time * getattr(work, share) for work in each) for share in ("room", "busy")
     )
     assert took >= max(*longest, busiest) - 1e-6
     if order.is_chain():
@@ -210,14 +209,14 @@ def test_small_towers_take_little_more_than_one() -> None:
     assert serial(each) == 36
 
 
-@pytest.mark.parametrize("work", [Work(3.0, 1.0, 0.1), Work(3.0, 0.2, 1.0)], ids=["ctas", "memory"])
+@pytest.mark.parametrize("work", [Work(3.0, 1.0, 0.1), Work(3.0, 0.2, 1.0)], ids=["room", "busy"])
 def test_towers_that_fill_the_machine_gain_nothing(work: Work) -> None:
     each = [work] * 12
     assert makespan(each, two_towers(5)) >= serial(each)
 
 
 def test_what_pays() -> None:
-    good, even, bad = _Estimate("", 30, 20), _Estimate("", 30, 30), _Estimate("", 30, 30.1)
+    good, even, bad = _Estimate("", 30, 20), _Estimate("", 30, 30.1), _Estimate("", 30, 30.4)
     assert pays([good])
     assert pays([good, even])
     assert not pays([good, bad])

@@ -9,7 +9,7 @@
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -19,7 +19,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
@@ -33,7 +33,7 @@ shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [8388608], "loops_v8_w1_k0_t256_c4", "">]
 gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 func.func @main(%x: !x, %y: !x) -> !x

@@ -9,7 +9,7 @@
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -19,7 +19,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
@@ -42,7 +42,7 @@ func.func @chain(%x: !x, %y: !x) -> !x {
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -52,7 +52,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
@@ -65,7 +65,7 @@ shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [8388608], "loops_v8_w1_k0_t256_c4", "">]
 gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 // CHECK-LABEL: func.func @short
@@ -87,7 +87,7 @@ func.func @short(%x: !x, %y: !x) -> !x {
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -97,7 +97,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0},{\22kind\22:\22workspace\22,\22bytes_per_cta\22:0,\22zeroed\22:16,\22offset\22:8}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0},{\22kind\22:\22workspace\22,\22bytes_per_cta\22:0,\22zeroed\22:16,\22offset\22:8}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
@@ -110,7 +110,7 @@ shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [8388608], "loops_v8_w1_k0_t256_c4", "">]
 gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 // CHECK-LABEL: func.func @scratch
@@ -140,7 +140,7 @@ func.func @scratch(%x: !x, %y: !x) -> !x {
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -150,7 +150,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
 shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
@@ -163,7 +163,7 @@ shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [8388608], "loops_v8_w1_k0_t256_c4", "">]
 gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:false,\22block_bytes\22:0,\22programmatic\22:true}"} {}
 
 // CHECK-LABEL: func.func @by_value
@@ -194,7 +194,7 @@ func.func @by_value(%x: !x, %y: !x) -> !x {
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -204,7 +204,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
@@ -217,7 +217,7 @@ shapejit.kernel @add symbols 1 (%x: !k, %y: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [65536], "loops_v8_w1_k0_t256_c4", "">]
+shapejit.dispatch @add by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [8388608], "loops_v8_w1_k0_t256_c4", "">]
 gpu.module @add__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22add\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
 // CHECK-LABEL: func.func @middle
@@ -249,7 +249,7 @@ func.func @middle(%x: !x, %y: !x) -> !x {
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -259,7 +259,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 
@@ -289,7 +289,7 @@ func.func @inputs(%x: !x, %y: !x) -> (!x {shapejit.updates = 0 : i64}, !x {shape
 !k = tensor<?x64xbf16, #shapejit.shape<[s0, 64]>>
 
 module attributes {shapejit.target = "cuda:sm_90a:h200"} {
-shapejit.symbol @rows {id = 0, min = 1, max = 65536}
+shapejit.symbol @rows {id = 0, min = 1, max = 8388608}
 
 shapejit.kernel @copy symbols 1 (%x: !k) {
   %0 = shapejit.loop over [s0, 64] ins(%x at affine_map<(d0, d1) -> (d0, d1)> : !k)
@@ -299,7 +299,7 @@ shapejit.kernel @copy symbols 1 (%x: !k) {
   }
   shapejit.yield %0 : !k
 }
-shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [65536], "loops_v4_w1_k0_t256_c4", "">]
+shapejit.dispatch @copy by affine_map<()[s0] -> (s0)> [#shapejit.bucket<[1], [256], "loops_v8_w1_k0_t256_c4", "">, #shapejit.bucket<[257], [8388608], "loops_v4_w1_k0_t256_c4", "">]
 gpu.module @copy__loops_v8_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_8\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,2048]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 gpu.module @copy__loops_v4_w1_k0_t256_c4 attributes {shapejit.interface = "{\22entry\22:\22copy_4\22,\22threads\22:256,\22shared_bytes\22:0,\22cluster\22:1,\22grid\22:{\22tiles\22:[[0,1024]],\22ctas_per_sm\22:4},\22values\22:[\22s0 * 64\22],\22parameters\22:[{\22kind\22:\22pointer\22,\22operand\22:0,\22offset\22:0}],\22block\22:true,\22block_bytes\22:64,\22programmatic\22:true}"} {}
 

@@ -18,7 +18,7 @@ _MAX_INDEX = 2**62
 """Ends of slices from here on mean "to the end"."""
 
 _MOST_JOINED = 64
-"""Parts that one loop joins: it tells them apart one by one, and a kernel has so many parameters."""
+"""Parts that one loop joins: it tells them apart one by one, and each is a parameter."""
 
 
 def as_expr(size: Any) -> Expr:
