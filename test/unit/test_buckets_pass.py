@@ -215,11 +215,14 @@ def test_axes_and_sizes() -> None:
         bindings = bindings_of(module)["linear"]
         kernel = gemm_kernel("linear", sir.kernels(module)["linear"], bindings)
         s0, s1 = map(Expr.symbol, range(2))
-        # A size that depends on two symbols makes the sizes themselves the axes.
-        assert kernel.axes == (s0 * s1, s1 * 8)
+        # A size that depends on two symbols makes the sizes themselves the axes, in units.
+        assert kernel.axes == (s0 * s1, s1)
         assert (kernel.sizes["k"], kernel.sizes["batch"]) == (64, 1)
-        assert [bindings.range(axis) for axis in kernel.axes] == [(2, 36), (8, 72)]
-        assert [bindings.divisor(axis) for axis in kernel.axes] == [2, 8]
+        n = kernel.sizes["n"]
+        assert not isinstance(n, int)
+        assert n.function(np.array([1, 9])).tolist() == [8, 72]
+        assert [bindings.range(axis) for axis in kernel.axes] == [(2, 36), (1, 9)]
+        assert [bindings.divisor(axis) for axis in (s0 * s1, s1 * 8)] == [2, 8]
         assert kernel.traits == GemmTraits()
         assert kernel.unaligned is None
 
