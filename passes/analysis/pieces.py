@@ -102,6 +102,10 @@ class BodyText:
         """An f32 constant."""
         return self.value(f"arith.constant {float(number)!r} : f32")
 
+    def zero(self, type_: str) -> str:
+        """The zero of a type of numbers."""
+        return self.value(f"arith.constant {'0' if type_.startswith('i') else '0.0'} : {type_}")
+
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:
         return self.value(f"arith.select {condition}, {then}, {otherwise} : {type_}")
 

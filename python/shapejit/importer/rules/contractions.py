@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from shapejit.importer.builder import Read, Write
 from shapejit.importer.context import Context
 from shapejit.importer.registry import rule
@@ -67,6 +69,11 @@ def _matmul(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
     if x.rank == 1:
         return ctx.builder.reshape(result, (*result.shape[:-2], result.shape[-1]))
     return ctx.builder.reshape(result, result.shape[:-1]) if y.rank == 1 else result
+
+
+@rule("aten._int_mm")
+def _int_mm(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
+    return matmul(ctx, ctx.cast(x, torch.int32), ctx.cast(y, torch.int32))
 
 
 @rule("aten.dot", "aten.vdot", "aten.mv")
