@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Exact results in float64, and how far from them eager PyTorch is: what right means here.
 
-They are made in a process of their own, once, and kept in files: the float64 model would be in the
-way of measuring memory. Of large results a sample of the elements is kept.
+They are made once, in eager PyTorch's process after all that it measures, since the float64 model
+would be in the way of that, and kept in files. Of large results a sample of the elements is kept.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ class Exact:
         Raises:
             WrongResultError: it is wrong.
         """
+        if not self.complete:
+            return None
         errors = json.loads((self.folder / "errors.json").read_text())
         if _key(request) not in errors:
             return None

@@ -24,20 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import CHECKS, FLOOR, LARGEST, OURS, PEERS, NotApplicableError, Setting, System
+from peers import CHECKS, EAGER, FLOOR, LARGEST, OURS, PEERS, NotApplicableError, Setting, System
 from peers.floor import measure_floor
 from trace_checks import check_widely
-from trace_exact import Exact, WrongResultError
+from trace_exact import Exact, WrongResultError, checked_requests
 from trace_models import DTYPES, WORKLOADS
 from trace_place import Place, Times
 from trace_report import summarize
 from trace_workload import Request
 
-EXACT = "exact"
-_FRESH = 24
+_FRESH = 8
 _STEADY = 3
 _QUEUES = 5
-_EXACT_SECONDS = 10.0
+#: After so many no more warm passes, or queues, start, but for the first two passes.
+_WARM_SECONDS, _QUEUED_SECONDS = 8.0, 2.0
+_EXACT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Task:
     """What to measure.
 
     Attributes:
-        peer: a name of `peers.PEERS`, or one of "floor", "checks", "largest" and "exact".
+        peer: a name of `peers.PEERS`, or one of "floor", "checks" and "largest".
         requests: how many of the trace to use.
         passes: warm passes over the trace, after the cold one.
         seconds: no phase starts after so many.
@@ -110,6 +111,7 @@ class Run:
         """The trace in order of arrival; every result that can be checked is."""
         columns = Columns()
         errors = self.record["errors"] = []
+        checked: set[Request] = set()
         for request in self.setting.requests:
             self.setting.inputs(request)
         with no_garbage_collection():
@@ -117,8 +119,10 @@ class Run:
                 inputs = self.setting.inputs(request)
                 result, times = self.setting.place.time(self._system, inputs)
                 columns.add(times)
-                if (error := self._exact.check(request, result)) is not None:
-                    errors.append(error)
+                if request not in checked:
+                    checked.add(request)
+                    if (error := self._exact.check(request, result)) is not None:
+                        errors.append(error)
                 del inputs, result
                 self._memory("most")
         self.record["cold"] = columns.lists
@@ -126,26 +130,27 @@ class Run:
         self.write()
 
     def _warm(self) -> None:
-        """The trace again and again, shuffled; in the last pass results are checked again."""
+        """The trace again and again, shuffled; after that results are checked again."""
         requests = self.setting.requests
         passes: list[list[Times]] = [[] for _ in requests]
         rng = random.Random(self.task.seed)
+        end = min(self._end, time.monotonic() + _WARM_SECONDS)
         for number in range(self.task.passes):
-            if number > 1 and time.monotonic() > self._end:
+            if number > 1 and time.monotonic() > end:
                 break
             with no_garbage_collection():
                 for index in rng.sample(range(len(requests)), len(requests)):
                     inputs = self.setting.inputs(requests[index])
                     result, times = self.setting.place.time(self._system, inputs)
                     passes[index].append(times)
-                    if number == self.task.passes - 1:
-                        self._exact.check(requests[index], result)
                     del inputs, result
             self.record["warm"] = medians(passes)
             self.record["warm_walls_us"] = [round(t.wall, 2) for row in passes for t in row]
             self.record["passes"] = number + 1
             self.write()
         self._memory("most")
+        for request in checked_requests(requests):
+            self._exact.check(request, self._system(*self.setting.inputs(request)))
 
     def _fresh(self) -> None:
         """Sizes never seen before: the first call beside the second, and the median of some more.
@@ -183,9 +188,11 @@ class Run:
         The host's own time is that of calls which follow each other closely.
         """
         inputs = [self.setting.inputs(request) for request in self.setting.requests]
-        walls, hosts = [], []
+        walls: list[float] = []
+        hosts: list[float] = []
+        end = time.monotonic() + _QUEUED_SECONDS
         with no_garbage_collection():
-            for _ in range(_QUEUES):
+            while not walls or (len(walls) < _QUEUES and time.monotonic() < end):
                 self.setting.place.synchronize()
                 cpu = time.thread_time()
                 start = time.perf_counter()
@@ -271,9 +278,7 @@ def measure(task: Task, record: dict[str, Any]) -> None:
     setting = prepare(task)
     end = time.monotonic() + task.seconds
     with torch.inference_mode():
-        if task.peer == EXACT:
-            Exact(Path(task.exact)).make(setting, time.monotonic() + _EXACT_SECONDS)
-        elif task.peer == FLOOR:
+        if task.peer == FLOOR:
             record["floor"] = measure_floor(setting, end, task.seed)
         elif task.peer == CHECKS:
             record["checks"] = check_widely(setting, end, task.seed)
@@ -281,6 +286,10 @@ def measure(task: Task, record: dict[str, Any]) -> None:
             Run(dataclasses.replace(task, peer=OURS), only_largest(setting), record).served()
         else:
             Run(task, setting, record).everything()
+        exact = Exact(Path(task.exact))
+        if task.peer == EAGER and not exact.complete:
+            # Here, since this process has the model, and nothing is measured any more.
+            exact.make(setting, time.monotonic() + _EXACT_SECONDS)
 
 
 def main() -> int:
