@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Fits what convolution kernels take beyond matrix products to measurements.
 
-``python -m shapejit.passes.buckets.fit_conv bench/results/conv-h200.json`` reads what
+``python -m shapejit.passes.buckets.fit_conv bench/results/conv-h200.json ..`` reads what
 ``bench/conv.py`` wrote and prints how good the factors on record are; with ``--write`` it replaces
 them. Layers of the set ``known`` are fitted, those of ``others`` are held out.
 
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from shapejit.passes.buckets import conv_factors as kept
-from shapejit.passes.buckets.conv_factors import HALO, IM2COL, SHARED, ConvFactors
+from shapejit.passes.buckets.conv_factors import COMMON, ConvFactors
 from shapejit.passes.buckets.device import DEVICES, Device
 from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
 from shapejit.passes.buckets.model import CostModel, fitting
@@ -61,14 +61,18 @@ class Layer:
     times: Array
 
 
-def read(path: Path, device: Device) -> dict[str, list[Layer]]:
-    """The layers of a file by their set, those of a window with taps over whole blocks of channels.
+def read(device: Device, *paths: Path) -> dict[str, list[Layer]]:
+    """The layers of files by their set, those of a window with taps over whole blocks of channels.
+
+    Args:
+        device: that was measured.
+        paths: of the files; what a later one measured again replaces what an earlier one has.
 
     Raises:
         ValueError: there are none.
     """
     found: dict[tuple[Any, ...], dict[GemmSchedule, float]] = {}
-    for record in json.loads(path.read_text())["records"]:
+    for record in (r for path in paths for r in json.loads(path.read_text())["records"]):
         if not record["variant"] or _OTHER_FORM in record["provider"]:
             continue
         schedule = _candidate(record["variant"])
@@ -83,7 +87,8 @@ def read(path: Path, device: Device) -> dict[str, list[Layer]]:
         measured = np.array([times[schedule] for schedule in usable])
         layers.setdefault(group, []).append(Layer(problem, usable, measured))
     if not layers:
-        raise ValueError(f"{path} has no times of schedules of convolutions")
+        names = ", ".join(map(str, paths))
+        raise ValueError(f"there are no times of schedules of convolutions in {names}")
     return layers
 
 
@@ -137,7 +142,7 @@ class Fit:
     def __init__(self, device: Device, layers: Sequence[Layer]) -> None:
         self._device, self._layers = device, layers
         halo = {str(s) for each in layers for s in each.schedules if s.family == "halo"}
-        self._names = [IM2COL, SHARED, HALO, *sorted(halo)]
+        self._names = [*COMMON, *sorted(halo)]
         self._losses = [np.log(each.times / each.times.min()) for each in layers]
 
     def run(self) -> ConvFactors:
@@ -160,7 +165,7 @@ class Fit:
             self._cost_of(layer, loss, factors)
             for layer, loss in zip(self._layers, self._losses, strict=True)
         )
-        own = [point[name] for name in self._names if name not in (IM2COL, SHARED, HALO)]
+        own = [point[name] for name in self._names if name not in COMMON]
         return total / len(self._layers) + _PULL * float((np.log(own) ** 2).sum())
 
     def _cost_of(self, layer: Layer, loss: Array, factors: ConvFactors) -> float:
@@ -186,12 +191,14 @@ def quality(device: Device, layers: Sequence[Layer], factors: ConvFactors) -> Qu
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m shapejit.passes.buckets.fit_conv")
-    parser.add_argument("measurements", type=Path, help="what bench/conv.py wrote")
+    parser.add_argument(
+        "measurements", type=Path, nargs="+", help="what bench/conv.py wrote, the latest last"
+    )
     parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
     parser.add_argument("--write", action="store_true", help="replace the factors on record")
     options = parser.parse_args(arguments)
     device = next(d for d in DEVICES if d.name == options.device)
-    layers = read(options.measurements, device)
+    layers = read(device, *options.measurements)
     for name, part in layers.items():
         on_record = kept.conv_factors_of(device.name)
         print(f"on record, {name}: {quality(device, part, on_record)}")
@@ -201,7 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fitted to {FITTED}, {name}: {value}")
     if options.write:
         records = {name: value.record() for name, value in report.items()}
-        kept.write(device.name, factors, {"source": options.measurements.name, **records})
+        kept.write(
+            device.name,
+            factors,
+            {"sources": [path.name for path in options.measurements], **records},
+        )
     return 0
 
 

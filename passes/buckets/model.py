@@ -60,8 +60,9 @@ _ROUNDING: Final = 1e-6
 _WHOLE: Final = np.ones((1, 1))
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
-# Where clusters that share K leave so much of the GPU free, and start early, those of two launches
-# lie unevenly, and device memory takes so much longer.
+# What a cluster that shares K gains when it starts early, in microseconds. But where they leave so
+# much of the GPU free, those of two launches lie unevenly, and device memory takes so much longer.
+_EARLY_GAIN: Final = 0.5
 _EARLY_FREE, _EARLY_MEMORY = 0.3, 1.33
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
 # time and in stages; how many stages a share has at least, and how many clusters share a tile.
@@ -321,6 +322,8 @@ class _Schedules:
         more = np.maximum(np.ceil(tiles / s.ctas_per_sm) - 1, 0)
         epilogue = s.epilogue + more * exposed + handed_over
         launch = np.broadcast_to(s.launch, overlapped.shape)
+        if self.early:
+            launch = np.where(s.cluster_split > 1, launch - _EARLY_GAIN, launch)
         time = launch + overlapped + epilogue
         fill = np.maximum(fill, cache)
         return Parts(*(part.T for part in (launch, memory, tensor, fill, latency, epilogue, time)))
