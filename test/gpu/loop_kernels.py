@@ -70,7 +70,8 @@ class DeviceKernel:
         size = self.kernel.interface.block_bytes
         raw = ctypes.create_string_buffer(size + _ALIGNMENT)
         start = -(-ctypes.addressof(raw) // _ALIGNMENT) * _ALIGNMENT
-        self.kernel.fill_block(addresses, values, start, None)
+        scratch = torch.zeros(self.kernel.workspace_bytes, dtype=torch.uint8, device="cuda")
+        self.kernel.fill_block(addresses, values, start, scratch.data_ptr() or None)
         entry = torch.frombuffer(bytearray(ctypes.string_at(start, size)), dtype=torch.uint8)
         block = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8, device="cuda")
         first = -block.data_ptr() % _ALIGNMENT

@@ -35,6 +35,7 @@ from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
 ALIGNED = (
     "persistent_128x256x64_s4_w2",
     "persistent_128x128x64_s6_w2_turns",
+    "persistent_64x192x64_s6_w1_k2",
     "swapped_256x112x64_s4_w2",
     "swapped_128x176x64_s5_w2_turns",
     "small_m_64x16x64_s16_w1",

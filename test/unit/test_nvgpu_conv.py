@@ -25,8 +25,9 @@ SWAPPED = "swapped_64x16x64_s3_w1"
 SMALL = "small_m_64x16x64_s3_w1"
 SPLIT = "small_m_64x16x64_s3_w1_k2"
 STREAM = "persistent_64x64x64_s2_w1_stream"
+HANDED_OVER = "swapped_64x16x64_s3_w1_k2"  # K shared through scratch memory
 GATHERED = "unaligned_64x32x64_s3_w1"
-SCHEDULES = [WHOLE, SWAPPED, SMALL, SPLIT, STREAM]
+SCHEDULES = [WHOLE, SWAPPED, SMALL, SPLIT, STREAM, HANDED_OVER]
 
 PLAIN = Layer(
     (3, 3), inside=16, outside=24, padding=((1, 1), (1, 1)), element="bf16", panel=1, epilogue=True
