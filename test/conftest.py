@@ -1,7 +1,7 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What all tests share: a cache of their own, so that none finds what another run left, and the
-same drawn examples in every run, so that a failure means a change."""
+same drawn examples in every run, for as long as they take, so that a failure means a change."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from hypothesis import settings
 _cache = tempfile.TemporaryDirectory(prefix="shapejit-test-cache-")
 os.environ["SHAPEJIT_CACHE_DIR"] = _cache.name
 
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

@@ -84,7 +84,7 @@ class ScheduleTable:
 
     @functools.cached_property
     def _model(self) -> CostModel:
-        return CostModel(self._device, self._usable, self.traits)
+        return CostModel(self._device, self._usable, self.traits, early=True)
 
     def description(self) -> dict[str, Any]:
         """What decides on the choices, beside the sizes and the sources, as JSON values."""

@@ -212,8 +212,15 @@ class _Kernel:
         schedule, problem = self._schedule, self._problem
         tile = (schedule.rows, schedule.columns)
         directions = (self._directions.rows, self._directions.columns)
+        # Tiles of the same weights follow each other where there are few of them: CTAs that lie
+        # side by side then read the same weights at the same time.
         self._order = TileOrder.of(
-            self._function, problem, directions, tile, schedule.columns_shared
+            self._function,
+            problem,
+            directions,
+            tile,
+            schedule.columns_shared,
+            by_columns=schedule.swapped and schedule.split > 1,
         )
         self._stages = ceildiv(self._function.size(problem.space[problem.k]), schedule.depth)
         self._work: WholeTiles | SharedTiles | SplitTiles

@@ -3,7 +3,8 @@
 """Which tile a CTA computes when, and how the last wave's tiles are shared along K.
 
 Tiles are numbered so that neighbouring numbers share operands: batch by batch, in groups of rows of
-tiles, column by column within a group. Clusters take every ``units``-th tile.
+tiles, column by column within a group; or the same with rows and columns exchanged. Clusters take
+every ``units``-th tile.
 
 With *stream* the tiles of the last, partly filled wave are cut along K into one contiguous share a
 cluster. A cluster that ends up with the later part of a tile leaves its sums in scratch memory and
@@ -69,9 +70,10 @@ class TileOrder:
         rows, columns: tiles along the rows and columns, clusters counted as one tile of rows.
         batches: size of every batch dim.
         count: of all tiles.
-        group: rows of tiles in a group.
+        group: rows of tiles in a group, or columns.
         tile: rows and columns of a CTA's tile.
         cluster: CTAs of a cluster, which have neighbouring tiles along the rows.
+        by_columns: whether groups are of columns, within which rows come one after the other.
     """
 
     rows: Num
@@ -81,6 +83,7 @@ class TileOrder:
     group: int
     tile: tuple[int, int]
     cluster: int
+    by_columns: bool = False
 
     @staticmethod
     def of(
@@ -91,6 +94,7 @@ class TileOrder:
         cluster: int = 1,
         *,
         with_empty_sums: bool = False,
+        by_columns: bool = False,
     ) -> TileOrder:
         """Emits the counts.
 
@@ -98,6 +102,7 @@ class TileOrder:
             directions: the space's dims along the rows and columns of tiles.
             tile: rows and columns of a CTA's tile.
             with_empty_sums: whether there are tiles also where K is 0.
+            by_columns: see `TileOrder`.
         """
         rows, columns = (function.size(problem.space[dim]) for dim in directions)
         batches = tuple(function.size(size) for size in problem.space[: problem.m])
@@ -112,8 +117,8 @@ class TileOrder:
             count = count if depth else 0
         else:  # without products there are no tiles, see `depthless`
             count = select(compare("eq", depth, 0), 0, count)
-        group = max(_GROUP_ROWS // (tile[0] * cluster), 1)
-        return TileOrder(row_tiles, column_tiles, batches, count, group, tile, cluster)
+        group = max(_GROUP_ROWS // (tile[1] if by_columns else tile[0] * cluster), 1)
+        return TileOrder(row_tiles, column_tiles, batches, count, group, tile, cluster, by_columns)
 
     def place(self, tile: Num, rank: Num) -> Place:
         """Where a tile is, for one CTA of its cluster."""
@@ -126,13 +131,18 @@ class TileOrder:
                 batch.append(urem(outer, size))
                 outer = udiv(outer, size)
             batch.append(outer)
-        per_group = mul(self.columns, self.group)
+        lines, length = self.rows, self.columns
+        if self.by_columns:
+            lines, length = length, lines
+        per_group = mul(length, self.group)
         group = udiv(tile, per_group)
         first = mul(group, self.group)
-        height = umin(sub(self.rows, first), self.group)
+        height = umin(sub(lines, first), self.group)
         within = sub(tile, mul(group, per_group))
         column = udiv(within, height)
         row = add(first, sub(within, mul(column, height)))
+        if self.by_columns:
+            row, column = column, row
         row = add(mul(row, self.cluster), rank)
         return Place(tuple(reversed(batch)), mul(row, self.tile[0]), mul(column, self.tile[1]))
 

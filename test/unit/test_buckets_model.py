@@ -191,6 +191,19 @@ def test_sharing_without_a_cluster(tiles: int) -> None:
     assert share(132 * full + 67, 104) == share(tiles, 12) == 1
 
 
+def test_kernels_that_start_early() -> None:
+    """Clusters that share K gain what it takes to set them up, unless they leave SMs free."""
+    names = ("small_m_128x80x64_s6_w2_k2", "small_m_128x80x64_s6_w2", "swapped_128x144x64_s6_w2_k3")
+    schedules = list(map(GemmSchedule.parse, names))
+    sizes = GemmSizes(73, [8192, 5120], 13824)  # 64 clusters of the 66 that run at once, and 40
+    late = CostModel(H200, schedules, constants=CONSTANTS).times(sizes)
+    early = CostModel(H200, schedules, constants=CONSTANTS, early=True).times(sizes)
+    gained = late - early
+    assert gained[0, 0] == pytest.approx(0.5)
+    assert gained[1, 0] < -0.1 * late[1, 0]
+    assert (gained[:, 1:] == 0).all()
+
+
 def test_what_bounds_a_gemm() -> None:
     names = ("persistent_128x256x64_s4_w2_stream", "small_m_64x16x64_s9_w1")
     costs = CostModel(H200, list(map(GemmSchedule.parse, names)))
