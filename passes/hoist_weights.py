@@ -38,7 +38,9 @@ The pass comes after pointwise operations have moved into their readers, so what
 launches. Hoisted are results of operations
 
 * that depend on weights and constants alone, not on a size of an input. A buffer that the model
-  changes is an input;
+  changes is an input. Of tables over positions, such as cosines of rotary embeddings, the size of
+  an input is only the number of rows: they are computed up to its greatest value, and calls read
+  their first rows, where all of them take at most ``tables`` bytes (`hoisting/tables.py`);
 * that stay small: they take at most ``growth`` times the bytes of the weights that they are
   computed from, and ``slack`` bytes besides. That holds for each alone and for all together. What
   is larger, such as a table expanded to many rows, stays in calls, and what it is computed from is
@@ -56,9 +58,11 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
+from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.fusion.codec import Codec
-from shapejit.passes.hoisting.plan import Limits, plan
+from shapejit.passes.hoisting.plan import Limits, named, plan
 from shapejit.passes.hoisting.split import BIND_MODULE, split
+from shapejit.passes.hoisting.tables import extend_tables
 
 KEPT: Final = "shapejit.kept"
 """Attribute of a function: operations on weights alone that stay in calls, with the reasons."""
@@ -71,18 +75,23 @@ class HoistWeights(Pass):
 
     growth: int = option(4, help="most bytes of results for each byte of their weights")
     slack: int = option(1 << 20, help="bytes that results may take besides")
+    tables: int = option(8 << 20, help="most bytes of tables up to the greatest length")
 
     def run(self, module: Any) -> None:
-        for name in ("growth", "slack"):
+        for name in ("growth", "slack", "tables"):
             if getattr(self, name) < 0:
                 text = f"{name} must not be negative, got {getattr(self, name)}"
                 raise PassFailure(module, text)
-        codec, limits = Codec(module), Limits(self.growth, self.slack)
+        facts, limits = SymbolFacts.of(module), Limits(self.growth, self.slack)
         bind = None
         for function in sir.functions(module):
-            found = plan(function, codec, limits)
-            if found.kept:
-                texts = list(map(ir.StringAttr.get, found.kept))
+            tables = extend_tables(function, facts, self.tables)
+            found = plan(function, Codec(module), limits, tables.made)
+            large = (
+                f"{named(op)}: {size} bytes up to the greatest length" for op, size in tables.large
+            )
+            if kept := [*found.kept, *large]:
+                texts = list(map(ir.StringAttr.get, kept))
                 function.attributes[KEPT] = ir.ArrayAttr.get(texts)
             if found.hoisted:
                 bind = bind or _bind_module(module, function)

@@ -65,9 +65,16 @@ class Plan:
     kept: tuple[str, ...]
 
 
-def plan(function: Any, codec: Codec, limits: Limits) -> Plan:
-    """What to hoist out of a function."""
-    return _Planner(function, codec, limits).run()
+def plan(function: Any, codec: Codec, limits: Limits, tables: Sequence[Any] = ()) -> Plan:
+    """What to hoist out of a function.
+
+    Args:
+        function: of a model.
+        codec: of its module.
+        limits: of results of weights.
+        tables: operations for whose results there is room besides.
+    """
+    return _Planner(function, codec, limits, tables).run()
 
 
 class _Planner:
@@ -76,8 +83,9 @@ class _Planner:
     What stays in calls needs its operands there, of which some may still be hoisted.
     """
 
-    def __init__(self, function: Any, codec: Codec, limits: Limits) -> None:
+    def __init__(self, function: Any, codec: Codec, limits: Limits, tables: Sequence[Any]) -> None:
         self._codec, self._limits = codec, limits
+        self._tables = set(map(sir.key, tables))
         self._ops = sir.operations(sir.body(function))
         self._arguments = list(sir.body(function).arguments)
         self._known: dict[Any, Weights] = {
@@ -106,7 +114,7 @@ class _Planner:
                 continue
             needed.update(_read_values(op))
             if reason:
-                kept.append(f"{_named(op)}: {reason}")
+                kept.append(f"{named(op)}: {reason}")
         return Plan(tuple(reversed(hoisted)), tuple(reversed(kept)))
 
     def _is_constant(self, op: Any) -> bool:
@@ -124,6 +132,8 @@ class _Planner:
         """Why results stay in calls: "" where there is nothing to gain, None if they do not."""
         if not self._pays(op, results):
             return ""
+        if sir.key(op) in self._tables:
+            return None
         own = self._known[results[0]]
         size = sum(_bytes(result) for result in results)
         from_bytes = self._weight_bytes(own)
@@ -191,7 +201,7 @@ def _bytes(value: Any) -> int:
     return size
 
 
-def _named(op: Any) -> str:
+def named(op: Any) -> str:
     """The torch operators that an operation computes, with source lines."""
     names = dict.fromkeys(
         f"{name} {line}" if line else name for name, line in operators(op.location)
@@ -199,4 +209,4 @@ def _named(op: Any) -> str:
     return ", ".join(names) or op.name
 
 
-__all__ = ["Hoisted", "Limits", "Plan", "plan"]
+__all__ = ["Hoisted", "Limits", "Plan", "named", "plan"]

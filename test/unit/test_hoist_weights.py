@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 import subprocess
@@ -354,6 +355,51 @@ def test_what_is_hoisted_and_what_stays() -> None:
     assert held["computed from weights"] == sum(row.bytes for row in in_place)
     assert held["computed from weights"] == program.stats().hoisted_bytes > 0
     assert report.to_dict()["hoisted"][0]["weights"]
+
+
+class Rotary(nn.Module):
+    """Rows turned by angles that depend on their positions."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        frequencies = 1 / 10000 ** (torch.arange(0, width, 2) / width)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device).float()
+        angles = torch.outer(positions, self.frequencies).repeat(1, 2)
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-second, first], -1)
+        return x * angles.cos() + turned * angles.sin()
+
+
+@settings(deadline=None, max_examples=20)
+@given(batch=st.integers(1, 4), tokens=st.one_of(st.sampled_from([1, 40]), st.integers(1, 40)))
+def test_tables_of_positions(batch: int, tokens: int) -> None:
+    """Computed up to the greatest length, once; calls of any length read the first rows."""
+    program = _rotary_program()
+    x = torch.randn(batch, tokens, 16, generator=torch.Generator().manual_seed(tokens))
+    torch.testing.assert_close(program(x), Rotary()(x), rtol=1e-5, atol=1e-5)
+    stats = program.stats()
+    assert stats.hoisted_bytes == 2 * 40 * 16 * 4
+    assert stats.bind_runs == 1
+    assert program.explain(x).launches == 1
+
+
+@functools.cache
+def _rotary_program() -> Program:
+    shapes = {0: Dim("batch", min=1, max=4), 1: Dim("tokens", min=1, max=40)}
+    example = torch.randn(2, 5, 16)
+    return shapejit.compile(Rotary().eval(), (example,), dynamic_shapes=(shapes,), target="cpu")
+
+
+def test_a_table_without_a_greatest_length_stays() -> None:
+    shapes = {1: Dim("tokens", min=1)}
+    example = torch.randn(2, 5, 16)
+    program = shapejit.compile(Rotary().eval(), (example,), dynamic_shapes=(shapes,), target="cpu")
+    assert program.stats().hoisted_bytes == 0
+    x = torch.randn(2, 77, 16)
+    torch.testing.assert_close(program(x), Rotary()(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("affine", [True, False])
