@@ -235,8 +235,8 @@ def product_text(layer: Layer) -> str:
 def depthwise_variants(text: str) -> list[str]:
     """All schedules that are considered for a depthwise layer."""
     with ir.Context(), ir.Location.unknown():
-        kernel = sir.kernels(ir.Module.parse(text))["k"]
-        return list(map(str, candidates(conv_problem(kernel))))
+        module = ir.Module.parse(text)  # lives as long as its kernels are looked at
+        return list(map(str, candidates(conv_problem(sir.kernels(module)["k"]))))
 
 
 def bounds_of(*sizes: int) -> tuple[tuple[int, int], ...]:

@@ -58,9 +58,23 @@ def struct_of(element: Type, count: int) -> Type:
 # Values -------------------------------------------------------------------------------------------
 
 
+def make(
+    name: str, result: Type, operands: Sequence[Value], attributes: dict[str, Any] | None = None
+) -> Value:
+    """The result of a new op, by its name.
+
+    The bindings' class of an op takes twice as long, so this is for those that kernels have
+    hundreds of.
+    """
+    made = ir.Operation.create(name, results=[result], operands=operands, attributes=attributes)
+    return made.result
+
+
 def constant(value: int | float, type_: Type | None = None) -> Value:
     """A constant, i32 unless a type is given."""
-    return arith.constant(i32() if type_ is None else type_, value)
+    kind = i32() if type_ is None else type_
+    attribute = ir.FloatAttr if isinstance(value, float) else ir.IntegerAttr
+    return make("arith.constant", kind, (), {"value": attribute.get(kind, value)})
 
 
 def value(number: Num, type_: Type | None = None) -> Value:
@@ -72,7 +86,7 @@ def index(number: Num) -> Value:
     """A number as of index type."""
     if isinstance(number, int):
         return constant(number, ir.IndexType.get())
-    return arith.index_cast(ir.IndexType.get(), number)
+    return make("arith.index_cast", ir.IndexType.get(), (number,))
 
 
 def wide(number: Num) -> Num:
@@ -86,9 +100,12 @@ def cast(number: Value, type_: Type) -> Value:
 
 
 def _binary(
-    fold: Callable[[int, int], int], build: Callable[..., Value], unit: int | None = None
+    fold: Callable[[int, int], int], name: str, unit: int | None = None
 ) -> Callable[[Num, Num], Num]:
     """An operation of two numbers; `unit` on the right leaves the left as it is."""
+
+    def build(lhs: Value, rhs: Value) -> Value:
+        return make(name, rhs.type, (lhs, rhs))
 
     def operation(lhs: Num, rhs: Num) -> Num:
         if isinstance(lhs, int) and isinstance(rhs, int):
@@ -100,20 +117,20 @@ def _binary(
     return operation
 
 
-add = _binary(operator.add, arith.addi, unit=0)
-sub = _binary(operator.sub, arith.subi, unit=0)
-mul = _binary(operator.mul, arith.muli, unit=1)
-udiv = _binary(operator.floordiv, arith.divui, unit=1)
-urem = _binary(operator.mod, arith.remui)
-umin = _binary(min, arith.minui)
-umax = _binary(max, arith.maxui, unit=0)
-smin = _binary(min, arith.minsi)
-smax = _binary(max, arith.maxsi)
-and_ = _binary(operator.and_, arith.andi)
-or_ = _binary(operator.or_, arith.ori, unit=0)
-xor = _binary(operator.xor, arith.xori, unit=0)
-shl = _binary(operator.lshift, arith.shli, unit=0)
-shr = _binary(operator.rshift, arith.shrui, unit=0)
+add = _binary(operator.add, "arith.addi", unit=0)
+sub = _binary(operator.sub, "arith.subi", unit=0)
+mul = _binary(operator.mul, "arith.muli", unit=1)
+udiv = _binary(operator.floordiv, "arith.divui", unit=1)
+urem = _binary(operator.mod, "arith.remui")
+umin = _binary(min, "arith.minui")
+umax = _binary(max, "arith.maxui", unit=0)
+smin = _binary(min, "arith.minsi")
+smax = _binary(max, "arith.maxsi")
+and_ = _binary(operator.and_, "arith.andi")
+or_ = _binary(operator.or_, "arith.ori", unit=0)
+xor = _binary(operator.xor, "arith.xori", unit=0)
+shl = _binary(operator.lshift, "arith.shli", unit=0)
+shr = _binary(operator.rshift, "arith.shrui", unit=0)
 
 
 def ceildiv(number: Num, divisor: int) -> Num:
@@ -125,7 +142,9 @@ def compare(predicate: str, lhs: Num, rhs: Num) -> Value:
     """``lhs predicate rhs`` as i1; the predicate is one of arith.cmpi's (eq, ne, ult, ...)."""
     if isinstance(lhs, int):
         lhs = value(lhs, None if isinstance(rhs, int) else rhs.type)
-    return arith.cmpi(getattr(arith.CmpIPredicate, predicate), lhs, value(rhs, lhs.type))
+    number = ir.IntegerAttr.get(i64(), arith.CmpIPredicate[predicate].value)
+    operands = (lhs, value(rhs, lhs.type))
+    return make("arith.cmpi", integer(1), operands, {"predicate": number})
 
 
 def select(condition: Value, then: Num, otherwise: Num) -> Value:

@@ -31,9 +31,18 @@ def assembly(
     result: Type | None, text: str, constraints: str, operands: Sequence[Value], *, pure: bool
 ) -> Value:
     """Inline assembly; operands are ``$0``, ``$1``, .. after the results."""
-    return llvm.inline_asm(
-        result, list(operands), text, constraints, asm_dialect=0, has_side_effects=not pure
+    attributes = {
+        "asm_string": ir.StringAttr.get(text),
+        "constraints": ir.StringAttr.get(constraints),
+        "asm_dialect": ir.IntegerAttr.get(i64(), 0),
+    }
+    if not pure:
+        attributes["has_side_effects"] = ir.UnitAttr.get()
+    results = [] if result is None else [result]
+    made = ir.Operation.create(
+        "llvm.inline_asm", results=results, operands=list(operands), attributes=attributes
     )
+    return made if result is None else made.result
 
 
 def _pure_f32(text: str, *operands: Value) -> Value:

@@ -31,6 +31,7 @@ from shapejit.passes.nvgpu.builder import (
     add,
     and_,
     f32,
+    make,
     mul,
     or_,
     shr,
@@ -243,7 +244,11 @@ class Multiplier:
 
     def sums(self, accumulator: Value) -> list[Value]:
         """The registers of an accumulator."""
-        return [llvm.extractvalue(f32(), accumulator, [i]) for i in range(self.registers)]
+        sums = []
+        for i in range(self.registers):
+            place = {"position": ir.DenseI64ArrayAttr.get([i])}
+            sums.append(make("llvm.extractvalue", f32(), (accumulator,), place))
+        return sums
 
     def multiply(
         self, accumulator: Value, rows: Value, columns: Value, k: int, *, fresh: bool

@@ -80,7 +80,8 @@ class Signature:
             (index, spec) for index, spec in enumerate(inputs) if isinstance(spec, TensorInput)
         )
         # GPUs are told apart by a number, which is quicker to ask for.
-        self._device_number = device.index if device.type == "cuda" else -1
+        is_known = device.type == "cuda" and device.index is not None
+        self._device_number = device.index if is_known else -1
         self._all_leaves = all(parameter.tree is None for parameter in parameters)
         self._all_positional = len(self.positional) == len(self.parameters)
         self._ints = [index for index, spec in enumerate(inputs) if isinstance(spec, SizeInput)]

@@ -31,6 +31,7 @@ from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
 from unit import test_nvgpu_patch as simulated_patch  # noqa: E402
 from unit.cpu_convs import Layer  # noqa: E402
 from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
+from unit.test_nvgpu_depthwise_choice import schedules_of  # noqa: E402
 
 ALIGNED = (
     "persistent_128x256x64_s4_w2",
@@ -172,6 +173,35 @@ def test_depthwise(device: Device, name: str) -> None:
     layer, schedule = simulated.DEPTHWISE[name]
     for batch in (0, 1, 5):
         check(layer, schedule, device, batch, *(33, 17, 9)[: layer.rank])
+
+
+@pytest.mark.parametrize("element", ["bf16", "f16"])
+def test_random_depthwise_layers(device: Device, element: str) -> None:
+    """No more than 1.2 times as far from float64 as cuDNN, by the mean square."""
+    rng = random.Random(element)
+    for _ in range(8):
+        taps = rng.choice([1, 3, 5, 7])
+        layer = Layer(
+            (taps, taps),
+            inside=1,
+            outside=1,
+            groups=rng.choice([2, 12, 32, 37, 136]),
+            strides=(rng.choice([1, 2]),) * 2,
+            padding=((rng.randrange(taps),) * 2,) * 2,
+            element=element,
+            taps_first=rng.choice([False, True]),
+        )
+        image = (rng.randint(taps, 40), rng.randint(taps, 40))
+        operands = [each.cuda() for each in layer.operands(rng.randint(1, 5), image)]
+        expected = layer.reference([each.double() for each in operands])
+        own = ((layer.reference(operands).double() - expected) ** 2).mean().sqrt()
+        inputs = [each.contiguous() for each in arguments(layer, operands)]
+        for schedule in rng.sample(schedules_of(layer), 3):
+            kernel = built(layer, schedule, device, True)
+            [result] = kernel(inputs, operands[0].shape[0], *image)
+            got = torch.movedim(result, -1, 1).double()
+            error = ((got - expected) ** 2).mean().sqrt()
+            assert error <= 1.2 * own + 1e-6, f"{layer}, {schedule} at {image}: {error}, {own}"
 
 
 @pytest.mark.parametrize("element", ["bf16", "f16"])

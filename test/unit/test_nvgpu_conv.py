@@ -276,7 +276,7 @@ DEPTHWISE = {
 @examples(4)
 def test_depthwise(name: str, batch: int, sizes: tuple[int, ...], block: bool) -> None:
     layer, schedule = DEPTHWISE[name]
-    check(layer, schedule, batch, _fits(layer, sizes), block=block)
+    check(layer, schedule, batch, _fits(layer, sizes), block=block, ahead=block)
 
 
 def test_what_is_no_depthwise_convolution() -> None:

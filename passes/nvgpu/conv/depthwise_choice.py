@@ -24,9 +24,10 @@ from shapejit.passes.nvgpu.conv.depthwise_schedule import (
 )
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem
 from shapejit.passes.nvgpu.errors import LoweringError
+from shapejit.passes.nvgpu.families import STAKE
 from shapejit.symbolic import Expr, product
 
-__all__ = ["candidates", "check", "choose", "serves"]
+__all__ = ["candidates", "check", "choose", "serves", "stake"]
 
 Bounds: TypeAlias = "tuple[int, int | None]"
 Bucket: TypeAlias = "tuple[tuple[int, ...], tuple[int | None, ...], str, str]"
@@ -38,6 +39,8 @@ _MOST_VARIANTS, _GAIN = 4, 0.01
 # Of a symbol; and in place of no bound.
 _SAMPLES, _UNBOUNDED = 5, 2048
 _MOST_PIXELS = 1 << 26
+# What the variant of a neighbouring bucket costs, as a share of the time.
+_LOSS = 0.25
 
 
 def serves(kernel: Any) -> bool:
@@ -105,6 +108,29 @@ def choose(
         reason = f"least time by the model from {start} pixels on"
         buckets.append(((start,), (end,), str(schedules[best[number]]), reason))
     return [axis], buckets
+
+
+def stake(
+    kernel: Any,
+    sizes: Mapping[int, Bounds],
+    device: Device,
+    axes: Sequence[Expr],
+    bucket: Bucket,
+) -> float:
+    """What a call of a bucket's sizes costs more by the variant of another, in microseconds.
+
+    Large layers take much longer than what else a model has beside its products.
+    """
+    conv = conv_problem(kernel)
+    [first], [last] = (bucket[0], bucket[1]) if axes else ((0,), (None,))
+    model = DepthwiseModel.of(conv, DepthwiseSchedule.parse(bucket[2]))
+    points = itertools.chain.from_iterable(_ranges(conv, sizes).values())
+    times = [
+        model.time(images, pixels, device)
+        for images, pixels in points
+        if first <= images * math.prod(pixels) <= (_MOST_PIXELS if last is None else last)
+    ]
+    return max(STAKE, _LOSS * sum(times) / max(len(times), 1))
 
 
 def _ranges(conv: ConvProblem, sizes: Mapping[int, Bounds]) -> dict[int, list[Point]]:

@@ -15,7 +15,7 @@ from mlir import ir
 from mlir.dialects import arith, llvm
 
 from shapejit.passes.nvgpu import ptx
-from shapejit.passes.nvgpu.builder import Type, Value, constant, f32, i32, integer, struct_of
+from shapejit.passes.nvgpu.builder import Type, Value, f32, i32, struct_of
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.nvgpu.problem import is_half
 
@@ -42,11 +42,11 @@ def load_words(
     """The same as i32, of which each has two elements of 16 bits; a single one is the low half."""
     bytes_ = count * bytes_of(element)
     if bytes_ < _WORD:
-        return [arith.extui(i32(), _load(address, offset, 0, condition))]
+        return [_load(address, offset, 1, "u16", condition)]
     words: list[Value] = []
     for first in range(0, bytes_ // _WORD, _MOST_WORDS):
         part = min(bytes_ // _WORD - first, _MOST_WORDS)
-        loaded = _load(address, offset + _WORD * first, part, condition)
+        loaded = _load(address, offset + _WORD * first, part, "b32", condition)
         if part == 1:
             return [loaded]
         words += [llvm.extractvalue(i32(), loaded, [number]) for number in range(part)]
@@ -61,24 +61,22 @@ def numbers_in(words: Sequence[Value], count: int, element: Type) -> list[Value]
     return numbers[:count]
 
 
-def _load(address: Value, offset: int, words: int, condition: Value | None) -> Value:
-    """Words, as a struct if there are several; 0 stands for half a word."""
-    count = max(words, 1)
+def _load(address: Value, offset: int, count: int, kind: str, condition: Value | None) -> Value:
+    """Words of a type of PTX, no wider than the registers; a struct if there are several."""
     outs = [f"${number}" for number in range(count)]
     target = outs[0] if count == 1 else f"{{{', '.join(outs)}}}"
-    kind = {0: "b16", 1: "b32"}.get(words, f"v{words}.b32")
-    text = f"ld.global.{kind} {target}, [${count}+{offset}];"
-    register, operands = "h" if words == 0 else "r", [address]
+    vector = f"v{count}." if count > 1 else ""
+    text = f"ld.global.{vector}{kind} {target}, [${count}+{offset}];"
+    operands = [address]
     if condition is None:
-        constraints = ",".join([*[f"={register}"] * count, "l"])
+        constraints = ["=r"] * count + ["l"]
     else:
-        zeros = " ".join(f"mov.{'b16' if words == 0 else 'b32'} {out}, 0;" for out in outs)
+        zeros = " ".join(f"mov.b32 {out}, 0;" for out in outs)
         text = f"{zeros} @${count + 1} {text}"
-        constraints = ",".join([*[f"=&{register}"] * count, "l", "b"])
+        constraints = ["=&r"] * count + ["l", "b"]
         operands.append(condition)
-    type_ = integer(16) if words == 0 else i32()
-    made = type_ if count == 1 else struct_of(type_, count)
-    return ptx.assembly(made, text, constraints, operands, pure=False)
+    made = i32() if count == 1 else struct_of(i32(), count)
+    return ptx.assembly(made, text, ",".join(constraints), operands, pure=False)
 
 
 def store_numbers(
@@ -97,9 +95,8 @@ def store_numbers(
     if not is_half(element):
         words = [arith.bitcast(i32(), number) for number in numbers]
     elif len(numbers) == 1:
-        packed = ptx.pack_halves(numbers[0], constant(0.0, f32()), element)
-        half = arith.trunci(integer(16), packed)
-        _store(address, offset, [half], condition)
+        word = ptx.pack_halves(numbers[0], numbers[0], element)
+        _store(address, offset, [word], "b16", condition)
         return
     else:
         words = [
@@ -108,18 +105,19 @@ def store_numbers(
         ]
     for first in range(0, len(words), _MOST_WORDS):
         part = words[first : first + _MOST_WORDS]
-        _store(address, offset + _WORD * first, part, condition)
+        _store(address, offset + _WORD * first, part, "b32", condition)
 
 
-def _store(address: Value, offset: int, words: Sequence[Value], condition: Value | None) -> None:
-    """One word of 16 bits, or some of 32."""
-    count, bits = len(words), words[0].type.width
+def _store(
+    address: Value, offset: int, words: Sequence[Value], kind: str, condition: Value | None
+) -> None:
+    """Stores i32 words, or the lower half of one."""
+    count = len(words)
     names = [f"${1 + number}" for number in range(count)]
     source = names[0] if count == 1 else f"{{{', '.join(names)}}}"
     vector = f"v{count}." if count > 1 else ""
-    text = f"st.global.{vector}b{bits} [$0+{offset}], {source};"
-    constraints = ["l", *["h" if bits == 16 else "r"] * count]
-    operands = [address, *words]
+    text = f"st.global.{vector}{kind} [$0+{offset}], {source};"
+    constraints, operands = ["l", *["r"] * count], [address, *words]
     if condition is not None:
         text = f"@${1 + count} {text}"
         constraints.append("b")

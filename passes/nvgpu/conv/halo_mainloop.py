@@ -150,10 +150,13 @@ class _Taps:
         """As loops carry it."""
         return [self.number, self.column, self.start]
 
-    def advance(self, window: HaloWindow, tile: HaloTile) -> tuple[_Taps, Value]:
-        """The group after this one, and whether that is the first of another block of channels."""
+    def advance(self, window: HaloWindow, tile: HaloTile, together: int) -> tuple[_Taps, Value]:
+        """The group after this one, and whether that is the first of another block of channels.
+
+        Args:
+            together: taps of a group.
+        """
         (_, columns), (down, _) = window.taps, window.dilations
-        together = taps_together(window)
         groups = columns // together
         step = together * _tap_step(window, tile)
         down_step = down * tile.width * tile.line // _UNIT
@@ -165,10 +168,15 @@ class _Taps:
         return after, ends
 
 
-def taps_together(window: HaloWindow) -> int:
-    """Taps that a round of the loop multiplies: a row of the window, where that is short. What a
-    round takes beside its products is hidden behind them only if these are enough."""
-    return window.taps[1] if window.taps[1] <= _MOST_TAPS else 1
+def taps_together(window: HaloWindow, schedule: GemmSchedule) -> int:
+    """Taps that a round of the loop multiplies.
+
+    A row of the window, if it is short and there is one consumer: what a round takes beside its
+    products is hidden behind them only if these are enough. Several consumers hide it for each
+    other, and large tiles take ptxas twice as long with several taps.
+    """
+    alone = schedule.consumers == 1 and window.taps[1] <= _MOST_TAPS
+    return window.taps[1] if alone else 1
 
 
 def _tap_step(window: HaloWindow, tile: HaloTile) -> int:
@@ -227,6 +235,7 @@ class HaloProducts:
         threads: Threads,
     ) -> None:
         self._window, self._resident = window, schedule.resident
+        self._taps = taps_together(window, schedule)
         self._filters, self._pixels = filters.layout, pixels.layout
         self._filter_ring, self._pixel_ring = filter_ring, pixel_ring
         self._lane = threads.lane
@@ -257,7 +266,7 @@ class HaloProducts:
         place = _Place(filters, pixels, filters.stage, pixels.stage)
         taps = _Taps(value(0), value(0), value(0))
         place, taps, sums = self._multiply(place, taps, sums, first=True)
-        rounds = udiv(stages, taps_together(self._window))
+        rounds = udiv(stages, self._taps)
         with loop(1, rounds, 1, [*place.values, *taps.values, *sums]) as each:
             place = _Place.of(each.carried[:_PLACE_VALUES])
             rest = each.carried[_PLACE_VALUES:]
@@ -278,7 +287,7 @@ class HaloProducts:
         """
         self._pixel_ring.await_full(place.pixels)
         filters, before = place.filters, place.filters_before
-        for number in range(taps_together(self._window)):
+        for number in range(self._taps):
             self._filter_ring.await_full(filters)
             fresh = first and number == 0
             products = self._at(filters, place.pixels, taps, number)
@@ -290,7 +299,7 @@ class HaloProducts:
                 with when(compare("eq", taps.number, 0)):
                     self._pixel_ring.release(place.pixels_before, self._lane)
             before, filters = filters.stage, self._filter_ring.advance(filters)
-        after, ends = taps.advance(self._window, self._pixels.tile)
+        after, ends = taps.advance(self._window, self._pixels.tile, self._taps)
         further = self._pixel_ring.advance(place.pixels)
         moved = [
             arith.select(ends, new, old)
