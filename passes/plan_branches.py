@@ -60,7 +60,7 @@ from shapejit.passes.buckets.device import device_of_target
 from shapejit.passes.buckets.samples import Samples, spread_samples
 from shapejit.passes.host.dispatches import dispatches, interfaces, variants_of
 from shapejit.passes.host.regions import BoundLaunch, Regions
-from shapejit.symbolic import map_exprs
+from shapejit.symbolic import Expr, map_exprs
 
 #: Microseconds, and part of the time one by one, that running side by side has to save.
 LEAST_GAIN: Final = 2.0
@@ -147,6 +147,7 @@ class _Planner:
         self._costs = LaunchCosts(module, device, bindings_of(module), self._samples)
         self._regions = Regions.of([BoundLaunch(e.dispatch, e.sizes) for e in self._launches])
         self._points = self._points_of_regions()
+        self._known: dict[tuple[str, tuple[Expr, ...], int, int], list[Work]] = {}
 
     def _points_of_regions(self) -> dict[int, Samples]:
         regions = self._regions.of_samples(self._samples)
@@ -177,12 +178,21 @@ class _Planner:
         self, launches: range, order: Order, region: int, points: Samples
     ) -> list[_Estimate]:
         variants = self._regions.variants[region]
-        columns = [self._costs.works(self._launches[n], variants[n], points) for n in launches]
+        columns = [self._works(self._launches[n], variants[n], region, points) for n in launches]
         found = []
         for number, works in enumerate(zip(*columns, strict=True)):
             together = makespan([_BORDER, *works, _BORDER], order)
             found.append(_Estimate(self._text(points, number), serial(works), together))
         return found
+
+    def _works(
+        self, launch: PlannedLaunch, variant: int, region: int, points: Samples
+    ) -> list[Work]:
+        """What a launch takes at points of a region; the layers of a model have equal ones."""
+        key = (launch.dispatch.kernel, launch.sizes, variant, region)
+        if key not in self._known:
+            self._known[key] = self._costs.works(launch, variant, points)
+        return self._known[key]
 
     def _text(self, points: Samples, number: int) -> str:
         free = [s for s in self._symbols if s.equal_to is None and s.derived is None]

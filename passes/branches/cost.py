@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -82,12 +83,16 @@ class LaunchCosts:
     samples: Samples
     _products: dict[str, GemmKernel] = field(default_factory=dict)
 
+    @cached_property
+    def _kernels(self) -> dict[str, tuple[Any, Family | None]]:
+        """The kernels with their families."""
+        return {name: (op, family_of(op)) for name, op in sir.kernels(self.module).items()}
+
     def works(self, launch: PlannedLaunch, variant: int, at: Samples) -> list[Work]:
         """What a launch takes at some sizes by a variant, by its number."""
-        kernel = sir.kernels(self.module)[launch.dispatch.kernel]
-        family = family_of(kernel)
+        kernel, family = self._kernels[launch.dispatch.kernel]
         moving = self._bytes(launch, at) / (1e3 * constants_of(self.device.name).memory_rate)
-        if family in MODELLED:
+        if family is not None and family in MODELLED:
             times, computing = self._product_times(launch, kernel, family, variant, at)
         else:
             times, computing = self._stated_times(launch, kernel, moving, at)
@@ -147,12 +152,12 @@ class LaunchCosts:
     def _bytes(self, launch: PlannedLaunch, at: Samples) -> Floats:
         """Bytes that a launch reads and writes. Of weights no more than of the results, where no
         product reads all of them: tables are looked up in."""
-        kernel = sir.kernels(self.module)[launch.dispatch.kernel]
+        _, family = self._kernels[launch.dispatch.kernel]
         results = sum(_bytes(value, at) for value in launch.op.results)
         total = np.zeros(len(at)) + results
         for value in launch.op.operands:
             own = _bytes(value, at)
-            if family_of(kernel) not in MODELLED and sir.defining_op(source_of(value)) is None:
+            if family not in MODELLED and sir.defining_op(source_of(value)) is None:
                 own = np.minimum(own, results)
             total += own
         return total

@@ -151,17 +151,14 @@ class _Kernel:
         """Emits all of the kernel."""
         function = self._function
         function.launch_dependents()
+        function.await_predecessors()
         ctas, cta = nvvm.read_ptx_sreg_nctaid_x(i32()), nvvm.read_ptx_sreg_ctaid_x(i32())
         first = add(mul(cta, THREADS), nvvm.read_ptx_sreg_tid_x(i32()))
         with loop(first, function.size(self.items), mul(ctas, THREADS)) as each:
             assert each.index is not None
             tile = self._tile(each.index)
-            corners, start = self._corner(tile)
-            # In later turns it takes no time. Places follow from sizes alone, and need no waiting.
-            function.await_predecessors()
             shared = self._output.load(tile)
-            self._output.store(tile, shared, self._sums(tile, corners, start))
-        function.await_predecessors()  # also without a tile: a kernel must not end too early
+            self._output.store(tile, shared, self._sums(tile))
 
     def _tile(self, item: Num) -> Tile:
         places: list[Num] = []
@@ -181,9 +178,8 @@ class _Kernel:
 
     # Sums -----------------------------------------------------------------------------------------
 
-    def _corner(self, tile: Tile) -> tuple[list[Num], Value]:
-        """The first place that a tile sees along its dims, maybe off the image, and its address at
-        place 0 of the others."""
+    def _sums(self, tile: Tile) -> list[Value]:
+        """Of every channel of every pixel of a tile."""
         window = self._conv.window
         corners = [
             sub(mul(first, window.strides[dim]), window.padding[dim][0])
@@ -191,10 +187,7 @@ class _Kernel:
         ]
         places = {0: tile.image, 1: tile.channel}
         places |= {2 + dim: corner for dim, corner in zip(self._tiled, corners, strict=True)}
-        return corners, self._input.address(places)
-
-    def _sums(self, tile: Tile, corners: Sequence[Num], start: Value) -> list[Value]:
-        """Of every channel of every pixel of a tile."""
+        start = self._input.address(places)
         zeros = [constant(0.0, f32())] * (self._schedule.pixels * self._schedule.channels)
         turns = count_of(product(self._conv.taps[: self._tiled.start]))
         if turns == 1:
