@@ -29,7 +29,7 @@ struct FakeLaunch {
   void *stream;
   void *graph;               ///< that it was captured into; null if it was not
   void *executable;          ///< the executable graph that ran it; null if none did
-  uint32_t offsets[64];      ///< of the parameters in `bytes`
+  uint32_t offsets[512];     ///< of the parameters in `bytes`
   unsigned char bytes[4096]; ///< the parameters, one after the other, as far as there is room
   uint32_t waitCount;        ///< in a graph: of nodes that have an edge to this one
   uint32_t waits[16];        ///< and the first of them; nodes count from 0, the head kernel

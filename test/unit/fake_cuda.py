@@ -52,7 +52,7 @@ class FakeLaunch(Structure):
         ("stream", c_void_p),
         ("graph", c_void_p),
         ("executable", c_void_p),
-        ("offsets", c_uint32 * 64),
+        ("offsets", c_uint32 * 512),
         ("bytes", c_ubyte * 4096),
         ("wait_count", c_uint32),
         ("waits", c_uint32 * 16),

@@ -23,6 +23,7 @@ from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
 from shapejit.ops import gemm_kernels, gemm_plan, kernels
 from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
 from shapejit.ops.gemm_spec import GemmKind
+from shapejit.ops.tensors import as_tensor
 from shapejit.passes.nvgpu.schedule import GENERIC, GemmSchedule
 from unit.fake_cuda import Fake
 
@@ -272,6 +273,34 @@ def test_what_a_call_runs(setting: Setting) -> None:
     assert [name for name in functions if name not in ("allocate", "<lambda>")] == [
         "gemm", "_key", "launch", "launch_packed",
     ]  # fmt: skip
+
+
+def test_what_cannot_receive_a_result_is_refused_whatever_came_before(setting: Setting) -> None:
+    x, w = layer(7)
+    ops.gemm(x, w, out=torch.empty(7, 4096).bfloat16(), deterministic=True)
+    for _ in range(2):
+        with pytest.raises(ShapeJitError, match=r'"out" of gemm\(\) requires grad'):
+            ops.gemm(x, w, out=torch.empty(7, 4096).bfloat16().requires_grad_())
+        with pytest.raises(ShapeJitError, match=r"Pass out\.resolve_neg\(\)"):
+            ops.gemm(x, w, out=torch._neg_view(torch.empty(7, 4096).bfloat16()))
+    with torch.no_grad():
+        ops.gemm(x, w, out=torch.empty(7, 4096).bfloat16().requires_grad_(), deterministic=True)
+
+
+def test_operands_that_torch_negates_when_it_reads_them(setting: Setting) -> None:
+    """Kernels read memory, where the values are others."""
+    x, w = layer(7)
+    negated = torch._neg_view(x)
+    assert torch.equal(as_tensor(negated), -x)
+    assert not as_tensor(negated).is_neg()
+    for operands in ((negated, w), (x, torch._neg_view(w))):
+        ops.gemm(*operands, bias=torch._neg_view(torch.ones(4096)), deterministic=True)
+        launch = setting.fake.last
+        addresses = [int.from_bytes(launch.parameter(n, 8), "little") for n in range(1, 4)]
+        for number, given in enumerate(operands):
+            assert (addresses[number] == given.data_ptr()) != given.is_neg()
+    for given in (x, w):
+        assert as_tensor(given) is given
 
 
 def test_threads_get_the_values_of_their_own_calls(setting: Setting) -> None:

@@ -84,7 +84,7 @@ def gemm(
         ShapeJitError: shapes, dtypes or devices do not fit together.
         CudaError: the device refuses the launch.
     """
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.is_neg() or b.is_neg():
         a, b = as_tensor(a), as_tensor(b)
     if gate is not None or bias is not None or residual is not None:
         gate, bias, residual = as_tensor(gate), as_tensor(bias), as_tensor(residual)
@@ -236,6 +236,8 @@ def _others(
         low_bits |= out.data_ptr()
         shape = out.shape
         part += ["out", shape[1:] if rows else shape, out.stride(), out.dtype, out.get_device()]
+        # A plan for these is refused, see `check_out`; so none is found.
+        part += [out.is_neg(), out.requires_grad and torch.is_grad_enabled()]
     return tuple(part), low_bits, needs_grad
 
 

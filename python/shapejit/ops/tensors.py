@@ -23,9 +23,13 @@ raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRaw
 
 
 def as_tensor(value: Any) -> Any:
-    """A tensor of another library as one of torch, through DLPack; None and tensors as they are."""
-    if value is None or isinstance(value, Tensor):
+    """A tensor of another library as one of torch, through DLPack; None and tensors as they are.
+    But kernels read what is in memory: of a tensor that torch negates when it reads it, such as
+    ``x.conj().imag``, a copy."""
+    if value is None:
         return value
+    if isinstance(value, Tensor):
+        return value.resolve_neg() if value.is_neg() else value
     return torch.utils.dlpack.from_dlpack(value)
 
 
@@ -94,6 +98,9 @@ class Rules:
             )
         if tensor.layout != torch.strided:
             raise ErrorId.SJ_ARG_006.error(argument=name, layout=tensor.layout)
+        if tensor.is_neg():
+            value, rule = "a tensor that torch negates when it reads it", "memory holds its values"
+            raise self.argument(name, value, rule, f"Pass {name}.resolve_neg()")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ErrorId.SJ_GRAD_001.error(what=f'"{name}" of {self.operator}()')
 

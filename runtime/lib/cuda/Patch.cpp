@@ -88,7 +88,7 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
   if (given.ctas < 0 || given.ctas % kernel.cluster != 0)
     return bad("its grid has whole clusters of CTAs", given.ctas);
   if (given.operandCount < 0 || given.operandCount > kMaxOperands)
-    return bad("a launch has 0 to 64 operands", given.operandCount);
+    return bad("a launch has 0 to 512 operands", given.operandCount);
   for (int32_t i = 0; i < kernel.parameterCount; ++i) {
     const Parameter &parameter = kernel.parameters[i];
     if (parameter.hasOperand() && parameter.operand >= given.operandCount)
