@@ -87,10 +87,10 @@ class Sample:
 
     def reference(self) -> Tensor:
         """The product in float64."""
-        a, b, bias, _, residual, _, _ = self.operands()
-        result = a.double() @ b.double()
-        if bias is not None and residual is not None:
-            result = functional.gelu(result + bias.double()) + residual.double()
+        given = self.operands()
+        result = given.a.double() @ given.b.double()
+        if given.bias is not None and given.residual is not None:
+            result = functional.gelu(result + given.bias.double()) + given.residual.double()
         return result
 
 

@@ -89,14 +89,14 @@ class Problem:
 
 def reference(operands: Operands) -> Tensor:
     """The product in float64."""
-    a, b, bias, gate, residual, activation, _ = operands
-    result = a.double() @ b.double()
-    if bias is not None:
-        result += bias.double()
-    result = _FUNCTIONS[activation](result)
-    if gate is not None:
-        result *= a.double() @ gate.double()
-    return result if residual is None else result + residual.double()
+    a = operands.a.double()
+    result = a @ operands.b.double()
+    if operands.bias is not None:
+        result += operands.bias.double()
+    result = _FUNCTIONS[operands.activation](result)
+    if operands.gate is not None:
+        result *= a @ operands.gate.double()
+    return result if operands.residual is None else result + operands.residual.double()
 
 
 def problems(count: int) -> list[Problem]:
