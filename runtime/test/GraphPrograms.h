@@ -158,7 +158,8 @@ inline void checkEntry(const FakeLaunch &launch, const ChainLaunch &chain,
 }
 
 /// Checks the launches from a number on: the head kernel, then those of a region.
-/// Whether a graph has just the edges to a node that its launch waits for. Node 0 is the head kernel.
+/// Whether a graph has just the edges to a node that its launch waits for. Node 0 is the head
+/// kernel.
 inline void checkWaits(const FakeLaunch &launch, const ChainLaunch &chain, uint32_t node) {
   std::vector<uint32_t> expected = {chain.isChained ? node - 1 : 0};
   if (!chain.isChained && !chain.waits.empty()) {
@@ -168,8 +169,7 @@ inline void checkWaits(const FakeLaunch &launch, const ChainLaunch &chain, uint3
   }
   CHECK(std::vector<uint32_t>(launch.waits, launch.waits + launch.waitCount) == expected);
   bool mayStartEarly = expected.size() == 1 && expected[0] != 0;
-  CHECK(launch.programmatic ==
-        (mayStartEarly && chain.gemm.interface.programmatic ? 1u : 0u));
+  CHECK(launch.programmatic == (mayStartEarly && chain.gemm.interface.programmatic ? 1u : 0u));
 }
 
 inline void checkCall(int first, const std::vector<ChainLaunch> &launches,
