@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sympy import isprime
 from torch import Tensor, nn
 from torch.export import Dim
 
 from reference.importing import Imported
 from shapejit.errors import ErrorId, ShapeJitError
+from shapejit.importer import guards
 from shapejit.importer.dynamic_shapes import ExampleCall, read_inputs
 from shapejit.importer.examples import traced_examples
 from shapejit.importer.export import CapturedModel, capture, user_values
+from shapejit.importer.sizes import LEAST_TRACED
 
 
 class Model(nn.Module):
@@ -320,6 +325,49 @@ def test_train_mode_is_refused_where_it_matters() -> None:
     with pytest.raises(ShapeJitError, match=r"SJ-TRAIN-001.*1 \(Dropout\), 2 \(BatchNorm1d\)"):
         capture(model, (torch.randn(3, 4),), None, None)
     capture(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)), (torch.randn(3, 4),), None, None)
+
+
+def even_or_not(x: Tensor) -> Tensor:
+    """One function in two ways, as torch's own code has short cuts for sizes that divide others."""
+    if x.shape[1] % 2 == 0:
+        return x.unflatten(1, (-1, 2)).sum((1, 2))
+    return x.sum(1)
+
+
+def test_short_cuts_of_torch_at_the_examples_sizes_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is traced again at sizes that are multiples of nothing."""
+    with pytest.raises(ShapeJitError, match=r"SJ-EXPORT-010.*s divisible by 2"):
+        captured(even_or_not, torch.randn(3, 8), shapes={"x": {1: dim()}})
+    monkeypatch.setattr(guards, "is_torch_file", lambda file: True)
+    model = captured(even_or_not, torch.randn(3, 8), shapes={"x": {1: dim()}})
+    assert sizes_of(model) == [["3", "s"]]
+    assert not model.constraints
+    assert not any("unflatten" in str(n.target) or "view" in str(n.target)
+                   for n in model.program.graph.nodes)  # fmt: skip
+
+
+@given(
+    examples=st.lists(st.integers(0, 40), min_size=2, max_size=3),
+    low=st.integers(0, 12),
+    width=st.integers(1, 40),
+)
+def test_prime_examples_are_distinct_primes_in_range(
+    examples: list[int], low: int, width: int
+) -> None:
+    high = low + width
+    values = [torch.zeros(min(max(size, low), high), 4) for size in examples]
+    dims = [{0: dim(f"s{number}", low, high)} for number in range(len(values))]
+    call = ExampleCall.bind(Model(torch.add).forward, values, {})
+    shapes = dict(zip("xyz", dims, strict=False))
+    leaves = read_inputs(call, shapes)
+    found = [int(tensor.shape[0]) for tensor in traced_examples(leaves, prime=True)]
+    primes = [size for size in range(max(low, 5), high + 1) if isprime(size)]
+    if len(primes) >= len(examples):
+        assert len(set(found)) == len(found)
+        assert all(size in primes for size in found)
+    assert all(size <= max(high, LEAST_TRACED) for size in found)
 
 
 def test_not_a_model() -> None:

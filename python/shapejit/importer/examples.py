@@ -10,10 +10,11 @@ and an empty dim is filled with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from sympy import nextprime, prevprime
 
 from shapejit.errors import ErrorId
 from shapejit.importer.dynamic_shapes import InputLeaf, LeafDim, RootDim
@@ -22,13 +23,23 @@ from shapejit.importer.sizes import LEAST_TRACED
 _PREFERRED = (3, 5, 7)
 """Sizes for remade dims: distinct where possible, so that no two dims are equal by accident."""
 
+_LEAST_PRIME = 5
+"""Half of a smaller size is 0 or 1, which are no sizes like all others to torch."""
 
-def traced_examples(leaves: Sequence[InputLeaf]) -> list[Any]:
-    """The leaves' values to trace with, in order. Examples outside their range are an error."""
+
+def traced_examples(leaves: Sequence[InputLeaf], *, prime: bool = False) -> list[Any]:
+    """The leaves' values to trace with, in order. Examples outside their range are an error.
+
+    Args:
+        prime: whether to make dims that vary prime numbers near the example's, where their ranges
+            have any: such sizes are multiples of nothing and equal to no other by chance.
+    """
     values = _root_values(leaves)
     # A range that ends at 1 is traced at 2 all the same.
     traced = {name: max(value, LEAST_TRACED) for name, (_, value) in values.items()}
     _separate(traced, values, leaves)
+    if prime:
+        _make_prime(traced, {name: root for name, (root, _) in values.items()})
     return [_remade(leaf, traced) for leaf in leaves]
 
 
@@ -99,6 +110,24 @@ def _separate(
         high = root.max
         allowed = (size for size in _PREFERRED if high is None or size <= high)
         traced[name] = next((size for size in allowed if size not in taken), traced[name])
+
+
+def _make_prime(traced: dict[str, int], roots: Mapping[str, RootDim]) -> None:
+    """Gives each root the nearest prime number from `_LEAST_PRIME` on that no other has."""
+    for name, root in roots.items():
+        taken = {size for other, size in traced.items() if other != name}
+        low = max(root.min, _LEAST_PRIME)
+        above = nextprime(max(traced[name], low) - 1)
+        while above in taken:
+            above = nextprime(above)
+        if root.max is None or above <= root.max:
+            traced[name] = above
+            continue
+        below = prevprime(root.max + 1) if root.max >= _LEAST_PRIME else 0
+        while below in taken and below > _LEAST_PRIME:
+            below = prevprime(below)
+        if below >= low and below not in taken:
+            traced[name] = below
 
 
 def _remade(leaf: InputLeaf, traced: dict[str, int]) -> Any:

@@ -22,7 +22,7 @@ from torch.export.dynamic_shapes import ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from shapejit.errors import ErrorId
+from shapejit.errors import ErrorId, ShapeJitError
 from shapejit.importer.dynamic_shapes import (
     DimKind,
     ExampleCall,
@@ -79,11 +79,24 @@ def capture(
     if dynamic_shapes is not None and hasattr(dynamic_shapes, "dynamic_shapes"):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(model, tuple(args or ()), kwargs)
     leaves = read_inputs(call, dynamic_shapes)
-    values = traced_examples(leaves)
     structure = pytree.tree_structure((tuple(args or ()), dict(kwargs or {})))
-    traced_args, traced_kwargs = pytree.tree_unflatten(values, structure)
-    program, validated = _export(model, traced_args, traced_kwargs, leaves, values)
-    return _bound(program, call, leaves, validated=validated)
+
+    def traced(values: list[Any]) -> CapturedModel:
+        args, kwargs = pytree.tree_unflatten(values, structure)
+        program, validated = _export(model, args, kwargs, leaves, values)
+        return _bound(program, call, leaves, validated=validated)
+
+    try:
+        return traced(traced_examples(leaves))
+    except ShapeJitError as error:
+        if error.id is not ErrorId.SJ_EXPORT_010:
+            raise
+        # The model may hold only for some sizes. Or the example's happened to have one of torch's
+        # own short cuts, as for even sizes; others then have none.
+        try:
+            return traced(traced_examples(leaves, prime=True))
+        except Exception:
+            raise error from None
 
 
 def check_eval(model: torch.nn.Module) -> None:
