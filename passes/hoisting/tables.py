@@ -82,6 +82,8 @@ def _is_table(function: Any, op: Any, facts: SymbolFacts) -> bool:
     """Whether a loop computes rows from their numbers and weights, as many as an input has."""
     if op.name != "shapejit.loop" or not sir.is_pointwise(op) or sir.captured_values(op):
         return False
+    if not space_of(op):
+        return False  # one number
     rows, *columns = map(facts.resolve, space_of(op))
     if rows.constant is not None or any(size.constant is None for size in columns):
         return False

@@ -111,7 +111,7 @@ class TwoTowers(nn.Module):
         return self.out(self.first(x) * second), second
 
 
-def test_two_towers() -> None:
+def test_two_towers(device: Device) -> None:
     """Side by side and one by one: the same to the bit, and close to float64."""
     torch.manual_seed(0)
     model = TwoTowers().eval().bfloat16().cuda()

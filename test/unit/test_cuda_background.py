@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import shapejit
+from gpu.waiting import eventually
 from shapejit import api, background, importer, pipeline
 from shapejit.artefacts import Artefacts
 from shapejit.errors import ErrorId
@@ -128,6 +129,7 @@ def test_code_is_replaced_between_calls(fake: Fake) -> None:
     assert graphs is not None and graphs.graphs == len(paused.whole.gpu.graph.order)  # type: ignore[union-attr]
     assert program.artefacts.gpu is paused.whole.gpu
     assert "in the background" not in program.stats().compile_seconds, "the test's step has none"
+    eventually(lambda: bool(paused.kept))  # by the thread, after calls have the code
     assert paused.kept == [paused.whole]
 
 

@@ -296,3 +296,25 @@ func.func @input(%x: !t {shapejit.kind = "input"}, %w: !w {shapejit.kind = "inpu
   return %y : !t
 }
 }
+
+// -----
+
+// A loop over no dims computes one number, which is no table.
+
+module {
+  shapejit.symbol @tokens {id = 0, min = 1, max = 100}
+
+// CHECK-NOT: shapejit_bind
+// CHECK: func.func @number(
+// CHECK: shapejit.size
+// CHECK: return
+func.func @number(%x: tensor<?xf32, #shapejit.shape<[s0]>> {shapejit.kind = "input"}) -> tensor<f32, #shapejit.shape<[]>> {
+  %n = shapejit.loop over [] outs(affine_map<() -> ()> : tensor<f32, #shapejit.shape<[]>>) {
+    %s = shapejit.size affine_map<()[s0] -> (s0)>
+    %i = arith.index_cast %s : index to i64
+    %f = arith.sitofp %i : i64 to f32
+    shapejit.yield %f : f32
+  }
+  return %n : tensor<f32, #shapejit.shape<[]>>
+}
+}
