@@ -30,8 +30,8 @@ In this order:
    the ranges of the symbols;
 2. views fold (see ``shapejit-fold-views``), transposes of weights among them: what follows looks
    at who reads whom;
-3. a convolution that is a product of matrices becomes a gemm, others read images whose channels are
-   last (`convolutions`);
+3. a convolution that is a product of matrices becomes a gemm (`convolutions`, `transposed`), others
+   read images whose channels are last;
 4. dims of size one leave the spaces of loops and the batch dims of gemms;
 5. loops take the layout of what they read (`layouts`): channels last, once chosen by a convolution,
    holds for all that follows;
@@ -54,6 +54,7 @@ from shapejit.passes.canonical.convolutions import conv_to_gemm, read_channels_l
 from shapejit.passes.canonical.layouts import spread_layouts
 from shapejit.passes.canonical.respelling import Respeller
 from shapejit.passes.canonical.rows import collapse_rows
+from shapejit.passes.canonical.transposed import transposed_to_gemm
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
 from shapejit.passes.fold_views import ViewFolder
 
@@ -71,7 +72,9 @@ class CanonicalizeShapes(Pass):
             Respeller(facts).run(function)
             ViewFolder(function, facts).run()
             for op in sir.operations(sir.body(function)):
-                if op.name == "shapejit.conv" and not conv_to_gemm(op, facts):
+                if op.name == "shapejit.conv" and not (
+                    conv_to_gemm(op, facts) or transposed_to_gemm(op, facts)
+                ):
                     read_channels_last(op, facts)
             for op in sir.operations(sir.body(function)):
                 drop_unit_dims(op)

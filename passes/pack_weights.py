@@ -31,8 +31,8 @@ On a GPU, where TMA wants neighbouring channels to be neighbours in memory, the 
 convolutions alone are packed, in panels of one filter: ``panel=1 products=false``. Then depthwise
 ones are packed over [t.., g].
 
-A weight that several ops read alike is packed once. One that is read otherwise (a batch of weights,
-a slice) stays as it is: the kernel packs such operands on the fly.
+A batch of weights is packed over [b.., n, k]. A weight that several ops read alike is packed once.
+One that is read otherwise (a slice) stays as it is: the kernel packs such operands on the fly.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def _takes_each_once(exprs: Exprs, space: Sequence[int], sizes: Sequence[int]) -
 def _gemm_packings(gemm: Any, panel: int) -> Iterator[tuple[Access, Packing | None]]:
     k = len(space_of(gemm)) - 1
     for access in accesses(gemm)[1 : 1 + weight_count(gemm)]:
-        yield access, _packing(access, (k - 1, k), 0, panel)
+        read = {dim for index in access.exprs for dim in index.dims()}
+        batch = sorted(dim for dim in read if dim < k - 2)
+        yield access, _packing(access, (*batch, k - 1, k), len(batch), panel)
 
 
 def _conv_packings(conv: Any, panel: int) -> Iterator[tuple[Access, Packing | None]]:

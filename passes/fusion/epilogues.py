@@ -27,6 +27,7 @@ from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.fusion import bodies
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes, dims, has_division
 from shapejit.passes.fusion.readers import enclosing_op, read_only_by, readers
+from shapejit.passes.fusion.repeats import is_repeated, repeat
 from shapejit.passes.fusion.views import (
     is_contiguous,
     make_reshape,
@@ -182,7 +183,8 @@ def accumulate_type(op: Any) -> Any:
 def _extras(loop: Any, group: Sequence[Feed], codec: Codec) -> list[Extra] | None:
     """The loop's other inputs as extras; None if one cannot be read well in the epilogue.
 
-    An epilogue runs along n in vectors, so an extra must be constant or move by a fixed step there.
+    An epilogue runs along n in vectors, so an extra must be constant or move by a fixed step there,
+    or be a vector that can be repeated along n (`repeats`).
     """
     result = codec.shape(group[0].gemm.results[0])
     space, maps = codec.space(loop), codec.maps(loop)
@@ -194,7 +196,8 @@ def _extras(loop: Any, group: Sequence[Feed], codec: Codec) -> list[Extra] | Non
             continue
         composed = codec.compose(maps[operand], inverse, result)
         indices, sizes = merge_read_dims(composed, codec.shape(value), result, codec)
-        if any(index.stride(len(result) - 1) is None for index in indices):
+        steady = all(index.stride(len(result) - 1) is not None for index in indices)
+        if not steady and not is_repeated(indices, len(result)):
             return None
         extras.append(Extra(operand, sizes, indices))
     return extras
@@ -250,7 +253,10 @@ def _fused_gemm(loop: Any, group: Sequence[Feed], extras: Sequence[Extra], codec
         added += pairs[split:]
     for extra in extras:
         value = make_reshape(loop.operands[extra.operand], extra.sizes, codec, point)
-        added.append((value, codec.map_attr(rank, extra.indices)))
+        indices = extra.indices
+        if is_repeated(indices, rank):
+            value, indices = repeat(value, indices, result, codec, point)
+        added.append((value, codec.map_attr(rank, indices)))
     attributes = sir.attributes(first)
     attributes["maps"] = ir.ArrayAttr.get(
         [lhs_map, *(m for _, m in weights), *(m for _, m in added)]

@@ -11,7 +11,7 @@ from mlir import ir
 
 from shapejit import ir as sir
 from shapejit.passes.fusion.codec import Codec, Indices, Sizes, dims, has_division
-from shapejit.symbolic import reshape_map
+from shapejit.symbolic import linearize, product, reshape_map
 
 
 def is_contiguous(view: Any, codec: Codec) -> bool:
@@ -58,15 +58,19 @@ def merge_read_dims(
     ranges = codec.ranges(space)
     merged, sizes = list(indices), list(shape)
     position = 0
-    while position + 1 < len(merged):
-        first, second = merged[position : position + 2]
-        both = ranges.simplify(first * sizes[position + 1] + second)
-        if has_division(first) and has_division(second) and not has_division(both):
-            merged[position : position + 2] = [both]
-            sizes[position : position + 2] = [sizes[position] * sizes[position + 1]]
-            position = max(position - 1, 0)
-        else:
-            position += 1
+    while position < len(merged):
+        divided = position
+        while divided < len(merged) and has_division(merged[divided]):
+            divided += 1
+        # Some dims may be undivided only together: ``(d0 floordiv s1, d0 mod s1 * 4 + d1 floordiv
+        # 3, d1 mod 3)`` are three.
+        for end in range(divided, position + 1, -1):
+            joined = ranges.simplify(linearize(merged[position:end], sizes[position:end]))
+            if not has_division(joined):
+                merged[position:end] = [joined]
+                sizes[position:end] = [product(sizes[position:end])]
+                break
+        position += 1
     return tuple(merged), tuple(sizes)
 
 

@@ -161,13 +161,13 @@ func.func @reduction_and_gather(%x: !x, %i: !i, %table: !t) -> !x {
 
 // -----
 
-// No epilogue: the gemm has two readers; the loop transposes; the loop needs its own index; an extra is
-// divided along n.
+// No epilogue: the gemm has two readers; the loop transposes; the loop needs its own index; an extra that
+// has rows is divided along n.
 
 !x = tensor<?x8xf32, #shapejit.shape<[s0, 8]>>
 !t = tensor<8x?xf32, #shapejit.shape<[8, s0]>>
 !w = tensor<8x8xf32, #shapejit.shape<[8, 8]>>
-!b = tensor<2xf32, #shapejit.shape<[2]>>
+!b = tensor<?x2xf32, #shapejit.shape<[s0, 2]>>
 #id = affine_map<(d0, d1) -> (d0, d1)>
 shapejit.symbol @n {id = 0, min = 1, max = 64}
 // CHECK-LABEL: func.func @two_readers
@@ -222,7 +222,7 @@ func.func @needs_its_index(%x: !x, %w: !w) -> !x {
 func.func @divided_along_n(%x: !x, %w: !w, %b: !b) -> !x {
   %g = shapejit.gemm over [s0, 8, 8] lhs(%x at affine_map<(d0, d1, d2) -> (d0, d2)> : !x)
       rhs(%w at affine_map<(d0, d1, d2) -> (d1, d2)> : !w) -> !x
-  %0 = shapejit.loop over [s0, 8] ins(%g at #id : !x, %b at affine_map<(d0, d1) -> (d1 floordiv 4)> : !b) outs(#id : !x) {
+  %0 = shapejit.loop over [s0, 8] ins(%g at #id : !x, %b at affine_map<(d0, d1) -> (d0, d1 floordiv 4)> : !b) outs(#id : !x) {
   ^bb0(%a: f32, %c: f32):
     %d = arith.addf %a, %c : f32
     shapejit.yield %d : f32

@@ -299,3 +299,44 @@ func.func @casts(%x: !x, %w: !w) -> (!r, !f, !f) {
   }
   return %2, %3, %5 : !r, !f, !f
 }
+
+// -----
+
+// A vector that is read again and again along n, through the shuffle of a transposed convolution, is
+// repeated first, and so is one that is divided. A residual is read as it lies in memory.
+
+!x = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
+!w = tensor<2x12x8xf32, #shapejit.shape<[2, 12, 8]>>
+!g = tensor<?x2x?x12xf32, #shapejit.shape<[s0, 2, s1, 12]>>
+!y = tensor<?x?x4xf32, #shapejit.shape<[s0 * 2, s1 * 3, 4]>>
+!b = tensor<4xf32, #shapejit.shape<[4]>>
+!half = tensor<2xf32, #shapejit.shape<[2]>>
+#id = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
+shapejit.symbol @h {id = 0, min = 1, max = 64}
+shapejit.symbol @w {id = 1, min = 1, max = 64}
+// CHECK-LABEL: func.func @repeated
+// CHECK-SAME: %[[R:[a-z0-9]*]]: tensor<?x?x4xf32, {{[^%]*}}%[[B:[a-z0-9]*]]: {{[^%]*}}%[[H:[a-z0-9]*]]:
+// CHECK: %[[R2:.*]] = shapejit.view %[[R]] at
+// CHECK: %[[RB:.*]] = shapejit.loop over [12]
+// CHECK-NEXT: ins(%[[B]] at affine_map<(d0) -> (d0 mod 4)> : {{.*}})
+// CHECK: %[[RH:.*]] = shapejit.loop over [12]
+// CHECK-NEXT: ins(%[[H]] at affine_map<(d0) -> ((d0 floordiv 2) mod 2)> : {{.*}})
+// CHECK: %[[G:.*]] = shapejit.gemm over [s0, 2, s1, 12, 8]
+// CHECK: extras(%[[R2]] at affine_map<(d0, d1, d2, d3) -> ({{[^>]*}})> : {{.*}}, %[[RB]] at affine_map<(d0, d1, d2, d3) -> (d3)> : {{.*}}, %[[RH]] at affine_map<(d0, d1, d2, d3) -> (d3)> : {{.*}}) epilogue {
+// CHECK: shapejit.view %[[G]]
+// CHECK-NOT: shapejit.loop
+func.func @repeated(%x: !x, %w: !w, %residual: !y, %b: !b, %h: !half) -> !y {
+  %g = shapejit.gemm over [s0, 2, s1, 12, 8] lhs(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d4)> : !x)
+      rhs(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4)> : !w) -> !g
+  %0 = shapejit.view %g at affine_map<(d0, d1, d2) -> (d0 floordiv 2, d0 mod 2, d1 floordiv 3, d1 mod 3 * 4 + d2)> : !g -> !y
+  %1 = shapejit.loop over [s0 * 2, s1 * 3, 4]
+      ins(%0 at #id : !y, %residual at #id : !y, %b at affine_map<(d0, d1, d2) -> (d2)> : !b,
+          %h at affine_map<(d0, d1, d2) -> (d2 floordiv 2)> : !half) outs(#id : !y) {
+  ^bb0(%v: f32, %r: f32, %c: f32, %d: f32):
+    %s = arith.addf %v, %c : f32
+    %t = arith.mulf %s, %d : f32
+    %u = arith.addf %r, %t : f32
+    shapejit.yield %u : f32
+  }
+  return %1 : !y
+}

@@ -1,4 +1,4 @@
-// RUN: shapejit-opt %s --split-input-file --shapejit-pack-weights=panel=16 | FileCheck %s
+// RUN: shapejit-opt %s --split-input-file --shapejit-pack-weights=panel=16 --mlir-print-local-scope | FileCheck %s
 
 #lhs = affine_map<(d0, d1, d2) -> (d0, d2)>
 #nk = affine_map<(d0, d1, d2) -> (d1, d2)>
@@ -72,4 +72,22 @@ shapejit.symbol @n {id = 0, min = 1, max = 64}
 func.func @first_rows(%x: tensor<?x8xf32, #shapejit.shape<[s0, 8]>>, %w: tensor<16x8xf32, #shapejit.shape<[16, 8]>> {shapejit.kind = "weight"}) -> tensor<?x12xf32, #shapejit.shape<[s0, 12]>> {
   %0 = shapejit.gemm over [s0, 12, 8] lhs(%x at #lhs : tensor<?x8xf32, #shapejit.shape<[s0, 8]>>) rhs(%w at #first : tensor<16x8xf32, #shapejit.shape<[16, 8]>>) -> tensor<?x12xf32, #shapejit.shape<[s0, 12]>>
   return %0 : tensor<?x12xf32, #shapejit.shape<[s0, 12]>>
+}
+
+// -----
+
+shapejit.symbol @h {id = 0, min = 1, max = 64}
+shapejit.symbol @w {id = 1, min = 1, max = 64}
+
+// A batch of weights, read by some of the batch dims.
+
+// CHECK-LABEL: func.func @batch
+// CHECK: %[[P:.*]] = shapejit.pack %{{.*}} over [2, 20, 8] at {{.*}} {dim = 1 : i64, panel = 16 : i64} : {{.*}} -> tensor<2x2x8x16xf32,
+// CHECK: rhs(%[[P]] at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3 floordiv 16, d4, d3 mod 16)> :
+func.func @batch(%x: tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>, %w: tensor<2x20x8xf32, #shapejit.shape<[2, 20, 8]>> {shapejit.kind = "weight"}) -> tensor<?x2x?x20xf32, #shapejit.shape<[s0, 2, s1, 20]>> {
+  %0 = shapejit.gemm over [s0, 2, s1, 20, 8]
+      lhs(%x at affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d4)> : tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>)
+      rhs(%w at affine_map<(d0, d1, d2, d3, d4) -> (d1, d3, d4)> : tensor<2x20x8xf32, #shapejit.shape<[2, 20, 8]>>)
+      -> tensor<?x2x?x20xf32, #shapejit.shape<[s0, 2, s1, 20]>>
+  return %0 : tensor<?x2x?x20xf32, #shapejit.shape<[s0, 2, s1, 20]>>
 }
