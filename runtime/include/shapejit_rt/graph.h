@@ -85,9 +85,10 @@ shapejitRtCudaProgramCreate(const struct ShapejitRtCudaProgramDescription *descr
 /// callers that its calls were captured into keep what they need.
 SHAPEJIT_RT_API void shapejitRtCudaProgramRelease(struct ShapejitRtCudaProgram *program);
 
-/// Adds a region: its launches, each behind all that it waits for. Its graph runs what does not wait
-/// for each other side by side; where launches are queued one by one, they run in this order. Of
-/// launches that run side by side, one at most has a workspace. Does nothing if the region is there.
+/// Adds a region: its launches, each behind all that it waits for. Its graph runs what does not
+/// wait for each other side by side; where launches are queued one by one, they run in this order.
+/// Of launches that run side by side, one at most has a workspace. Does nothing if the region is
+/// there.
 SHAPEJIT_RT_API int32_t
 shapejitRtCudaProgramAddRegion(struct ShapejitRtCudaProgram *program, int64_t key,
                                const struct ShapejitRtCudaProgramLaunch *launches, int32_t count);

@@ -108,9 +108,14 @@ Status RegionLaunches::add(const ShapejitRtCudaProgramLaunch &given, int32_t num
   SHAPEJIT_TRY(addWaits(given, number, waitCount));
   int32_t ctas =
       given.ctas ? std::min(given.ctas, kernel.info.residentCtas) : kernel.info.residentCtas;
-  RegionLaunch launch = {
-      &kernel,   nullptr,   nullptr, nullptr, given.operandCount,
-      waitCount, static_cast<uint32_t>(ctas), blockBytes};
+  RegionLaunch launch = {&kernel,
+                         nullptr,
+                         nullptr,
+                         nullptr,
+                         given.operandCount,
+                         waitCount,
+                         static_cast<uint32_t>(ctas),
+                         blockBytes};
   blockBytes += roundUp(kernel.blockBytes, kEntryAlignment);
   return launches.append(launch);
 }
