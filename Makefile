@@ -65,12 +65,13 @@ pytest: $(VENV)/.dev ## Run the Python tests, a process for each CPU
 GPU_PYTHON ?= python3
 GPU_LOG ?= bench/results/gpu-tests.log
 # Kernels are built by the tests that launch them, which takes most of the time, so on all cores.
-# Twice verbose, since -q is a default: each test by its name, whenever the run ends.
 GPU_PYTEST_FLAGS ?= -n logical --maxprocesses 16 --dist worksteal
+# Twice verbose, since -q is a default: each test by its name, whenever the run ends.
+GPU_PYTEST = $(GPU_PYTHON) -m pytest test/gpu -vv -p no:cacheprovider -rfEs
 gpu-test: ## Run the tests that need an NVIDIA GPU; writes versions and results to a log
 	@{ $(GPU_PYTHON) -m shapejit.cli doctor || true; \
-	  $(GPU_PYTHON) -m pytest test/gpu -m "not alone" -vv $(GPU_PYTEST_FLAGS) -p no:cacheprovider -rfEs; \
-	  $(GPU_PYTHON) -m pytest test/gpu -m alone -vv -p no:cacheprovider -rfEs; } \
+	  $(GPU_PYTEST) -m "not alone" $(GPU_PYTEST_FLAGS); \
+	  $(GPU_PYTEST) -m alone; } \
 	  2>&1 | tee $(GPU_LOG)
 
 GPU_TRACES ?= minilm

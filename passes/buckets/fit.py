@@ -152,16 +152,30 @@ def quality(device: Device, measured: Measurements, constants: Constants) -> Qua
     return assess(model.times(measured.sizes()), measured.times)
 
 
+def parse(
+    arguments: Sequence[str] | None, module: str, *, measured: str, fitted: str
+) -> tuple[argparse.Namespace, Device]:
+    """The options of a fit's command line, and the device that they name.
+
+    Args:
+        arguments: those of the command; None for the process's own.
+        module: the fit's name among the modules here.
+        measured: what is read, in words.
+        fitted: what is made of it, in words.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m shapejit.passes.buckets.{module}")
+    parser.add_argument("measurements", type=Path, nargs="+", help=f"{measured}, the latest last")
+    parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
+    parser.add_argument("--write", action="store_true", help=f"replace the {fitted} on record")
+    options = parser.parse_args(arguments)
+    return options, next(d for d in DEVICES if d.name == options.device)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m shapejit.passes.buckets.fit")
-    parser.add_argument(
-        "measurements", type=Path, nargs="+", help="JSON files of measured times, the latest last"
+    options, device = parse(
+        arguments, "fit", measured="JSON files of measured times", fitted="constants"
     )
-    parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
-    parser.add_argument("--write", action="store_true", help="replace the constants on record")
-    options = parser.parse_args(arguments)
-    device = next(d for d in DEVICES if d.name == options.device)
     measured = read(*options.measurements).of(CANDIDATES)
     fitted, held_out = measured.part(0, 2), measured.part(1, 2)
     try:

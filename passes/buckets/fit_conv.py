@@ -13,7 +13,6 @@ as unsure as the model's error makes it, and a pull of each schedule towards the
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import re
@@ -28,7 +27,8 @@ import numpy as np
 
 from shapejit.passes.buckets import conv_factors as kept
 from shapejit.passes.buckets.conv_factors import COMMON, ConvFactors
-from shapejit.passes.buckets.device import DEVICES, Device
+from shapejit.passes.buckets.device import Device
+from shapejit.passes.buckets.fit import parse
 from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
@@ -190,14 +190,9 @@ def quality(device: Device, layers: Sequence[Layer], factors: ConvFactors) -> Qu
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m shapejit.passes.buckets.fit_conv")
-    parser.add_argument(
-        "measurements", type=Path, nargs="+", help="what bench/conv.py wrote, the latest last"
+    options, device = parse(
+        arguments, "fit_conv", measured="what bench/conv.py wrote", fitted="factors"
     )
-    parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
-    parser.add_argument("--write", action="store_true", help="replace the factors on record")
-    options = parser.parse_args(arguments)
-    device = next(d for d in DEVICES if d.name == options.device)
     layers = read(device, *options.measurements)
     for name, part in layers.items():
         on_record = kept.conv_factors_of(device.name)
