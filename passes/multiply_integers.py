@@ -31,6 +31,7 @@ follows the product moves into its epilogue.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ from shapejit.passes.analysis.accesses import accesses, space_of
 from shapejit.passes.analysis.pieces import insert, map_text, space_text, type_text
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.unfold_convolutions import unfold
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Expr, invert_map
 from shapejit.windows import Window
 
 _EXACT = 2**24
@@ -88,7 +89,7 @@ def _convolution(op: Any, facts: SymbolFacts) -> None:
     channels, *taps = (size.constant for size in space_of(op)[3 + rank :])
     most = _most_products(op) // math.prod(tap or _EXACT for tap in taps)
     if (piece := _piece(channels, most)) is not None:
-        _exact_convolution(op, piece)
+        _exact_convolution(op, piece, facts)
     elif (made := unfold(op, facts)) is not None:
         _sum(made)
 
@@ -164,35 +165,44 @@ def _exact_product(op: Any, piece: int) -> None:
       %made = shapejit.gemm over {space_text(divided)} {" ".join(operands)}
           {{accumulate = f32}} -> {type_text(divided[:-1], "f32")}"""
     [made] = insert(op, values, text, ["made"])
-    _replace(op, made, shift)
+    # The result has a dim less than the space, so the one after its own numbers the pieces.
+    read = [Expr.dim(rank - 1), *map(Expr.dim, range(rank - 1))] if shift else None
+    _replace(op, made, read, count)
 
 
-def _exact_convolution(op: Any, piece: int) -> None:
-    """A conv in pieces along the channels of a group, each of which is a group."""
+def _exact_convolution(op: Any, piece: int, facts: SymbolFacts) -> None:
+    """A conv in pieces along the channels of a group, each of which is a group; none if there is
+    but one."""
     space, window = space_of(op), Window.of(op)
     rank = len(window.strides)
     count = (space[3 + rank].constant or 0) // piece if piece else 1
-    shift = 0 if count == 1 else 1
-    n, g, *others = space
-    divided = [n, g * count, *others]
+    cut = _Cut(3 + rank, space[1], count, piece)
+    n, _, *others = space
+    divided = [n, cut.pieces, *others]
     divided[3 + rank] = Expr.const(piece)
     image, weight, written = accesses(op)
-    values = {"image": _in_bfloat16(op, image.value), "filters": _in_bfloat16(op, weight.value)}
-    # Where the dims of the former maps are: over (n, g, p.., c), (g, f, c, t..), (n, g, o.., f).
-    cut = _Cut(3 + rank, g, count, piece)
-    image_at, weight_at, written_at = cut.dims(1, 2 + rank), cut.dims(0, 2), cut.dims(1)
-    result = [each.substitute(dims=written_at) for each in written.exprs]
-    sizes = list(sir.shape_of(op.results[0]))
-    if shift:
-        result, sizes = [cut.piece_of(1), *result], [Expr.const(count), *sizes]
-    maps = [
-        map_text(3 + rank, exprs)
-        for exprs in (
-            [each.substitute(dims=image_at) for each in image.exprs],
-            [each.substitute(dims=weight_at) for each in weight.exprs],
-            result,
+    result, sizes, read = list(written.exprs), sir.shape_of(op.results[0]), None
+    if count > 1:
+        back = invert_map(
+            written.exprs, facts.sizes(written.value), space[: 3 + rank], facts.symbol_ranges
         )
-    ]
+        if back is None:
+            return
+        # With channels last: [n, o.., piece of a group, f].
+        result = [*map(Expr.dim, (0, *range(2, 2 + rank))), Expr.dim(1), Expr.dim(2 + rank)]
+        sizes = (n, *others[:rank], cut.pieces, others[rank])
+        here = back[1] * count + Expr.dim(len(written.exprs))
+        read = [back[0], *back[2 : 2 + rank], here, back[2 + rank]]
+    # Where the dims of the former maps are: over (n, g, p.., c), (g, f, c, t..).
+    image_at = [each.substitute(dims=cut.dims(1, 2 + rank)) for each in image.exprs]
+    weight_at = [each.substitute(dims=cut.dims(0, 2)) for each in weight.exprs]
+    filters = weight.value
+    if count > 1 and space[1] != 1:
+        # No fixed step leads from the last piece of a group to the first one of the next.
+        filters = _reordered(op, filters, divided[1:2] + divided[2 + rank :], weight_at)
+        weight_at = list(map(Expr.dim, range(3 + rank)))
+    values = {"image": _in_bfloat16(op, image.value), "filters": _in_bfloat16(op, filters)}
+    maps = [map_text(3 + rank, exprs) for exprs in (image_at, weight_at, result)]
     kept = sir.attributes(op)
     given = ", ".join(
         f"{name} = {kept[name]}"
@@ -206,7 +216,7 @@ def _exact_convolution(op: Any, piece: int) -> None:
           maps = [{", ".join(maps)}], {given}, accumulate = f32}}> ({{}})
           : ({values["image"].type}, {values["filters"].type}) -> {type_text(sizes, "f32")}"""
     [made] = insert(op, values, text, ["made"])
-    _replace(op, made, shift)
+    _replace(op, made, read, count)
 
 
 @dataclass(frozen=True)
@@ -225,11 +235,12 @@ class _Cut:
     count: int
     size: int
 
-    def piece_of(self, group: int) -> Expr:
-        """The piece by a dim that numbers the pieces of all groups."""
-        return Expr.dim(group) if self.groups == 1 else Expr.dim(group) % self.count
+    @property
+    def pieces(self) -> Expr:
+        """Of all groups."""
+        return self.groups * self.count
 
-    def dims(self, group: int, channel: int | None = None) -> dict[int, Expr]:
+    def dims(self, group: int, channel: int) -> dict[int, Expr]:
         """The former dims.
 
         Args:
@@ -238,10 +249,30 @@ class _Cut:
         dims = {i: Expr.dim(i) for i in range(self.rank)}
         if self.count > 1:
             one = self.groups == 1
+            piece = Expr.dim(group) if one else Expr.dim(group) % self.count
             dims[group] = Expr.const(0) if one else Expr.dim(group) // self.count
-            if channel is not None:
-                dims[channel] = self.piece_of(group) * self.size + Expr.dim(channel)
+            dims[channel] = piece * self.size + Expr.dim(channel)
         return dims
+
+
+def _reordered(op: Any, value: Any, sizes: Sequence[Expr], read: Sequence[Expr]) -> Any:
+    """A loop that copies a tensor.
+
+    Args:
+        sizes: of the copy.
+        read: where each of its elements is.
+    """
+    same = map_text(len(sizes), map(Expr.dim, range(len(sizes))))
+    element = value.type.element_type
+    text = f"""
+      %made = shapejit.loop over {space_text(sizes)}
+          ins(%x at {map_text(len(sizes), read)} : {value.type})
+          outs({same} : {type_text(sizes, str(element))}) {{
+        ^bb0(%v: {element}):
+          shapejit.yield %v : {element}
+      }}"""
+    [made] = insert(op, {"x": value}, text, ["made"])
+    return made
 
 
 def _in_bfloat16(op: Any, value: Any) -> Any:
@@ -260,11 +291,13 @@ def _in_bfloat16(op: Any, value: Any) -> Any:
     return made
 
 
-def _replace(op: Any, made: Any, shift: int) -> None:
+def _replace(op: Any, made: Any, read: Sequence[Expr] | None, count: int) -> None:
     """Puts integers in the place of a contraction, from sums in float32 in pieces.
 
     Args:
-        shift: the dims of the result in front that number the pieces: none, or one.
+        read: where the sum of a piece is, over the result's dims and one that numbers the pieces;
+            None if sums are where the result's elements are, and there are no pieces.
+        count: pieces of a sum.
     """
     result = op.results[0]
     sizes, element = sir.shape_of(result), result.type.element_type
@@ -274,13 +307,14 @@ def _replace(op: Any, made: Any, shift: int) -> None:
     sum_type = "i32" if narrow else str(element)
     cast = f"%s = arith.extsi %i : i32 to {sum_type}" if element.width > 32 else ""
     last = "%s" if cast else "%i"
-    space = [*sizes, *sir.shape_of(made)[:shift]]
-    read = [*(Expr.dim(rank + i) for i in range(shift)), *map(Expr.dim, range(rank))]
+    space = [*sizes, *[Expr.const(count)] * (count > 1)]
+    if read is None:
+        read = list(map(Expr.dim, range(rank)))
     kept = map_text(len(space), map(Expr.dim, range(rank)))
     text = f"""
       %sum = shapejit.loop over {space_text(space)}
           ins(%x at {map_text(len(space), read)} : {made.type})
-          outs({"add " if shift else ""}{kept} : {type_text(sizes, sum_type)}) {{
+          outs({"add " if count > 1 else ""}{kept} : {type_text(sizes, sum_type)}) {{
         ^bb0(%v: f32):
           %i = arith.fptosi %v : f32 to i32
           {cast}

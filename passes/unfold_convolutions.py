@@ -22,10 +22,9 @@ After::
 Channels and taps are one dim of the product in the order in which torch keeps filters. Filters in
 another order, such as those of transposed convolutions, are copied first.
 
-The pass runs before anything is fused. Convolutions of other types stay as they are, and so do
-those whose image may be empty while their result is not. Of those that may round their factors to
-tf32 (`shapejit-round-factors`) those stay, too, whose factors TMA can read in im2col mode; it
-rounds them while it loads, for the tensor cores.
+The pass runs before anything is fused. Convolutions of other types stay as they are. Of those that
+may round their factors to tf32 (`shapejit-round-factors`) those stay, too, whose factors TMA can
+read in im2col mode; it rounds them while it loads, for the tensor cores.
 """
 
 from __future__ import annotations
@@ -69,23 +68,15 @@ def unfold(op: Any, facts: SymbolFacts) -> Any:
     """Replaces a convolution, into which nothing is fused, by a product of gathered pixels.
 
     Returns:
-        The gemm; None, if the layout of the convolution's result, or an image that may be empty
-        while the result is not, rules that out.
+        The gemm; None, if the layout of the convolution's result rules that out.
     """
-    return _Unfolding(op).replace(facts) if _keeps_nothing(op) else None
+    return _Unfolding(op).replace(facts)
 
 
 def _is_plain(op: Any) -> bool:
     """Whether a convolution is one that this pass is for."""
     factors = [value.type.element_type for value in (*list(op.operands)[:2], op.results[0])]
     return all(isinstance(each, ir.F32Type) for each in factors) and not len(op.regions[0].blocks)
-
-
-def _keeps_nothing(op: Any) -> bool:
-    """Whether an image without pixels has a result without pixels, so that none is read."""
-    window, rank = Window.of(op), len(sir.attr_sizes(op.attributes["image"]))
-    taps = [size.constant for size in space_of(op)[4 + rank :]]
-    return window.keeps_nothing(taps)
 
 
 class _Unfolding:
@@ -159,7 +150,10 @@ class _Unfolding:
         return rows
 
     def _place(self, body: BodyText, dim: int) -> tuple[str, str]:
-        """The pixel that a tap of an output pixel sees along a dim, and whether there is one."""
+        """The pixel that a tap of an output pixel sees along a dim, and whether there is one.
+
+        It is pixel 0 where there is none, also of an image without pixels, of which reads give 0.
+        """
         window = self._window
         output, tap = body.dim(2 + dim), body.dim(3 + self._rank + dim)
         place = body.mul(output, body.constant(window.strides[dim]))

@@ -71,18 +71,6 @@ class Window:
             for size, count, stride, dilation, (low, high), spread in rows
         ]
 
-    def keeps_nothing(self, taps: Sequence[int | None]) -> bool:
-        """Whether the result of an image without pixels has none; not if that is not known.
-
-        Args:
-            taps: of each spatial dim; None if not known.
-        """
-        rows = zip(self.padding, self.dilations, self.lhs_dilations, taps, strict=True)
-        return all(
-            tap is not None and low + high - spread <= (tap - 1) * dilation
-            for (low, high), dilation, spread, tap in rows
-        )
-
     @property
     def is_trivial(self) -> bool:
         """Whether output pixel o sees pixel o through the first tap, and no padding."""

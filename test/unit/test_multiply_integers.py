@@ -121,7 +121,9 @@ def compiled(name: str) -> tuple[Any, Simulated]:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("name", ["plain", "pieces", "unsigned", "8 bits", "unknown"])
+@pytest.mark.parametrize(
+    "name", ["plain", "pieces", "pieces of groups", "unsigned", "8 bits", "unknown"]
+)
 def test_convolutions_on_a_gpu(name: str) -> None:
     model, _, _ = convolution(name)
     program, _ = compiled(name)

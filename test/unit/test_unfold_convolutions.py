@@ -18,11 +18,14 @@ WINDOWS = {
     "strided": ("3, 3", "(s1 + 1) floordiv 2, s2", "stride [2, 1] padding [(1, 1), (1, 1)]"),
     "dilated": ("3, 2", "s1 - 2, s2", "dilation [2, 3] padding [(1, 1), (3, 0)]"),
     "transposed": ("2, 3", "s1 * 2, s2 * 2 - 1", "lhs_dilation [2, 2] padding [(1, 1), (1, 1)]"),
+    "padded": ("2, 1", "s1 + 5, s2 + 4", "padding [(3, 3), (2, 2)]"),
     "cropped": ("1, 2", "s1 - 1, s2 - 2", "padding [(-1, 0), (0, -1)]"),
 }
 
 
-def text_of(taps: str, pixels: str, window: str, groups: int, *, first: bool) -> str:
+def text_of(
+    taps: str, pixels: str, window: str, groups: int, *, first: bool, least: int = 3
+) -> str:
     """Two channels and three filters a group; filters [g * f, c, t..] or with c first."""
     inside, outside = 2 * groups, 3 * groups
     x = f"tensor<?x?x?x{inside}xf32, #shapejit.shape<[s0, s1, s2, {inside}]>>"
@@ -32,8 +35,8 @@ def text_of(taps: str, pixels: str, window: str, groups: int, *, first: bool) ->
     filters = "c, g * 3 + f, t, u" if first else "g * 3 + f, c, t, u"
     return f"""
       shapejit.symbol @n {{id = 0, min = 0}}
-      shapejit.symbol @h {{id = 1, min = 3}}
-      shapejit.symbol @w {{id = 2, min = 4}}
+      shapejit.symbol @h {{id = 1, min = {least}}}
+      shapejit.symbol @w {{id = 2, min = {least}}}
       func.func @main(%x: {x}, %w: {w}) -> {y} {{
         %0 = shapejit.conv over [s0, {groups}, {pixels}, 3, 2, {taps}] image [s1, s2] {window}
           input(%x at affine_map<(n, g, p, q, c) -> (n, p, q, g * 2 + c)> : {x})
@@ -52,10 +55,13 @@ def test_the_meaning_stays(window: str, groups: int, first: bool) -> None:
     rng = np.random.default_rng(groups)
     order = (2, 3 * groups) if first else (3 * groups, 2)
     with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(text_of(*WINDOWS[window], groups, first=first))
+        empty = window == "padded"  # an image without pixels, whose result has some
+        least = 0 if empty else 3
+        module = ir.Module.parse(text_of(*WINDOWS[window], groups, first=first, least=least))
+        sizes = [(1, 3, 4), (2, 7, 5), (0, 4, 4), *[(1, 0, 4), (2, 0, 0)] * empty]
         cases = [
             [rng.standard_normal((n, h, w, 2 * groups)), rng.standard_normal((*order, *count))]
-            for n, h, w in [(1, 3, 4), (2, 7, 5), (0, 4, 4)]
+            for n, h, w in sizes
         ]
         before = [Interpreter(module).run(inputs)[0] for inputs in cases]
         run_pipeline(

@@ -57,11 +57,6 @@ def check(kernel: Any) -> None:
     if is_half(conv.element):
         gathered.check(conv)
         return
-    if not conv.window.keeps_nothing([size.constant for size in conv.taps]):
-        raise LoweringError(
-            f"pads an image of f32 by {conv.window.padding}, more than its window reaches, so that "
-            "the result of no pixels has some; pad less, or convert the model to bf16 or f16"
-        )
     # Without tensor maps nobody multiplies it: shapejit-unfold-convolutions leaves no others.
     product = ConvProduct.of(conv, TF32_DEPTH)
     lhs_matrix(product)

@@ -67,7 +67,8 @@ module {
 // CHECK-LABEL: func.func @channels
 // CHECK: shapejit.conv over [s0, 2, s1, s2, 8, 64, 3, 3] image [s1, s2] padding [(1, 1), (1, 1)]
 // CHECK: input({{.*}} affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d1 * 64 + d4)>
-// CHECK: tensor<2x?x?x?x8xf32
+// CHECK-NEXT: weight({{.*}} affine_map<(d0, d1, d2, d3, d4) -> (d1, d0 * 64 + d2, d3, d4)>
+// CHECK: tensor<?x?x?x2x8xf32
 // CHECK: outs(add
 #x = affine_map<(n, g, p, q, c) -> (n, p, q, c)>
 !x = tensor<?x?x?x128xi8, #shapejit.shape<[s0, s1, s2, 128]>>

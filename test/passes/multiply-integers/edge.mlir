@@ -99,3 +99,33 @@ module {
     return %y : !y
   }
 }
+
+// -----
+
+// Of several groups each is cut: filters are copied into the order of the pieces, which no fixed
+// step leads along. A piece's channels follow those of the one before.
+
+// CHECK-LABEL: func.func @groups
+// CHECK: shapejit.loop over [4, 3, 64, 3, 3]
+// CHECK-NEXT: ins(%arg1 at affine_map<(d0, d1, d2, d3, d4) -> (d1 + (d0 floordiv 2) * 3, d2 + (d0 mod 2) * 64, d3, d4)>
+// CHECK: shapejit.conv over [s0, 4, s1, s2, 3, 64, 3, 3]
+// CHECK: weight({{.*}} affine_map<(d0, d1, d2, d3, d4) -> (d0, d1, d2, d3, d4)>
+// CHECK: affine_map<(d0, d1, d2, d3, d4) -> (d0, d2, d3, d1, d4)> : tensor<?x?x?x4x3xf32
+// CHECK: shapejit.loop over [s0, s1, s2, 6, 2]
+// CHECK-NEXT: affine_map<(d0, d1, d2, d3, d4) -> (d0, d1, d2, d4 + (d3 floordiv 3) * 2, d3 mod 3)>
+#x = affine_map<(n, g, p, q, c) -> (n, p, q, g * 128 + c)>
+!x = tensor<?x?x?x256xi8, #shapejit.shape<[s0, s1, s2, 256]>>
+!w = tensor<6x128x3x3xi8, #shapejit.shape<[6, 128, 3, 3]>>
+!y = tensor<?x?x?x6xi8, #shapejit.shape<[s0, s1, s2, 6]>>
+module {
+  shapejit.symbol @n {id = 0, min = 1, max = 64}
+  shapejit.symbol @h {id = 1, min = 1, max = 64}
+  shapejit.symbol @w {id = 2, min = 1, max = 64}
+  func.func @groups(%x: !x, %w: !w) -> !y {
+    %y = shapejit.conv over [s0, 2, s1, s2, 3, 128, 3, 3] image [s1, s2] padding [(1, 1), (1, 1)]
+        input(%x at #x : !x)
+        weight(%w at affine_map<(g, f, c, t, u) -> (g * 3 + f, c, t, u)> : !w)
+        -> affine_map<(n, g, p, q, f) -> (n, p, q, g * 3 + f)> : !y
+    return %y : !y
+  }
+}

@@ -21,10 +21,12 @@ func.func @strided(%x: !x, %w: !w) -> !y {
 
 // -----
 
-// An empty image would have pixels here, which there is nothing to read for.
+// Zeros that a window sees without an image, as those around a transposed convolution.
 
 // CHECK-LABEL: func.func @padded_over_taps
-// CHECK: shapejit.conv
+// CHECK: shapejit.loop over [s0, s1 + 4, 8]
+// CHECK: shapejit.gemm over [{{.*}}, 8, 8]
+// CHECK-NOT: shapejit.conv
 !x = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
 !w = tensor<8x8x1xf32, #shapejit.shape<[8, 8, 1]>>
 !y = tensor<?x?x8xf32, #shapejit.shape<[s0, s1 + 4, 8]>>
