@@ -113,6 +113,11 @@ class Cell:
         """Operations on tensor cores."""
         return 0.0
 
+    def moved(self, operands: Sequence[Tensor]) -> int | None:
+        """Bytes that have to be read and written; None if memory is not what bounds the kernel."""
+        del operands
+        return None
+
 
 @dataclass
 class Rotated:

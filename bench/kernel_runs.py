@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from copy_rate import COPIES, LEAST_BYTES, copies, share, table
 from gemm import REGIME_NAMES, RESULTS, environment, measure
 from kernel_cells import (
     BY_VALUE,
@@ -38,13 +39,15 @@ def records_of(cell: Cell, arguments: argparse.Namespace, rng: random.Random) ->
     peers = right_peers(cell, rotated, expected)
     ours = right_kernels(cell, rotated, expected, arguments.variants)
     del expected
+    moved = cell.moved(rotated.sets[0]) or 0
+    beside = copies(moved, len(rotated.sets)) if moved >= LEAST_BYTES else {}
     variants = variants_of(cell, arguments.variants)
     return [
         {
             "group": cell.group, "kind": cell.kind, "sizes": list(cell.sizes), "provider": name,
             "variant": variants[name][0] if name in ours else None, **times,
         }
-        for name, times in measure(rotated, {**peers, **ours}, rng).items()
+        for name, times in measure(rotated, {**peers, **ours, **beside}, rng).items()
     ]  # fmt: skip
 
 
@@ -55,6 +58,8 @@ def line(records: Sequence[Record]) -> str:
     for each in records:
         us = each["burst_us"]
         ratio = f" ({best / us:.3f})" if each["variant"] and best else ""
+        part = share(records, each["provider"], "burst") if each["variant"] else None
+        ratio += f" [{part:.2f} of a copy's rate]" if part is not None else ""
         name = (
             f"{each['provider']} {each['variant']}"
             if each["provider"] == OURS
@@ -66,16 +71,26 @@ def line(records: Sequence[Record]) -> str:
 
 def best_peer(records: Sequence[Record], regime: str) -> float | None:
     """Microseconds of the fastest peer among a cell's records."""
-    return min((r[f"{regime}_us"] for r in records if r["variant"] is None), default=None)
+    times = (
+        each[f"{regime}_us"]
+        for each in records
+        if each["variant"] is None and each["provider"] not in COPIES
+    )
+    return min(times, default=None)
+
+
+def by_cell(records: Sequence[Record]) -> dict[tuple[str, str, Sizes], list[Record]]:
+    """The records of each cell."""
+    cells: dict[tuple[str, str, Sizes], list[Record]] = {}
+    for each in records:
+        cells.setdefault((each["group"], each["kind"], tuple(each["sizes"])), []).append(each)
+    return cells
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
     """Ratios of the best peer's time to ours, by kind, form and regime."""
-    cells: dict[tuple[str, str, Sizes], list[Record]] = {}
-    for each in records:
-        cells.setdefault((each["group"], each["kind"], tuple(each["sizes"])), []).append(each)
     ratios: dict[str, list[float]] = {}
-    for (group, kind, _), found in cells.items():
+    for (group, kind, _), found in by_cell(records).items():
         for each in found:
             if each["provider"] not in (OURS, BY_VALUE):
                 continue
@@ -137,6 +152,8 @@ def run(name: str, cells: Sequence[Cell], arguments: argparse.Namespace) -> None
     for title, row in summary(records).items():
         figures = f"geomean {row['geomean']:6.3f}  worst {row['worst']:6.3f}  of {row['shapes']}"
         print(f"{title:72} {figures}")
+    for text in table(list(by_cell(records).values()), OURS, REGIME_NAMES):
+        print(text)
 
 
 def save(records: list[Record], arguments: argparse.Namespace) -> None:

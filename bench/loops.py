@@ -16,7 +16,8 @@ Sets of shapes:
 The peer is torch's eager kernels, and with ``--compile`` `torch.compile` for each shape too, which
 fuses them. Results are checked against float64 before they are timed. Calls are captured into CUDA
 graphs and replayed in a shuffled order, as in ``gemm.py``; figures are the best peer's median time
-over ours.
+over ours. Beside what moves 16 MiB or more a copy of as many bytes is measured (``copy_rate.py``):
+the goal is 0.85 of its rate, with ``--megabytes 300``, so that all comes from memory.
 
     python bench/loops.py
     python bench/loops.py --sets norms --compile --megabytes 300
@@ -118,6 +119,9 @@ class LoopCell(Cell):
         [value] = self.sample.expected(*operands[:-1])
         allowed = HALF_ULP[self.dtype] * value.abs() + FLOOR * value.abs().max()
         return [Expected(slice(None), value, allowed)]
+
+    def moved(self, operands: Sequence[Tensor]) -> int:
+        return sum(each.numel() * each.element_size() for each in operands)
 
     def peers(self) -> dict[str, Callable[..., Tensor]]:
         found = {"eager": self.torch_function}

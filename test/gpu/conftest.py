@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,15 @@ from shapejit.gpu import memory
 from shapejit.gpu.device import Device
 from shapejit.gpu.driver import driver
 from shapejit.gpu.errors import CudaError
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cores() -> None:
+    """Each of several workers gets its share of the cores for torch's references on the CPU: with
+    a thread for every core in every worker they take turns, and some run into time-outs."""
+    torch = pytest.importorskip("torch")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(len(os.sched_getaffinity(0)) // workers, 1))
 
 
 @pytest.fixture(scope="session")
