@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _SMALLEST = 4096
+
+LARGE = 16 << 20
+"""Bytes of an arena from which on it is asked for by itself: torch's allocator takes memory for
+several smaller tensors at once, which costs less than to ask for each."""
 
 
 class ArenaError(RuntimeError):
@@ -78,12 +83,13 @@ class StreamArena(NamedTuple):
     Attributes:
         size: in bytes.
         address: a multiple of 256 bytes.
-        memory: uint8, 1-d; torch's allocator ties it to the stream.
+        memory: what it belongs to: a tensor of torch's, whose allocator ties it to the stream, or
+            the driver's own.
     """
 
     size: int
     address: int
-    memory: Tensor
+    memory: object
 
 
 class StreamArenas:
@@ -93,14 +99,26 @@ class StreamArenas:
     other. So all calls in it share an arena, from whatever threads they come. One that is too small
     is replaced by a larger one; beyond `limit` streams the one that came first gives its arena up.
 
+    Large arenas are the driver's, where there is one. Those which calls outgrew are free for
+    everybody then; torch's allocator would keep them. Where streams take each other's arenas, one
+    comes and goes with every call, and the driver is not asked: it would wait for the device.
+
     Args:
         device: where the arenas are.
         limit: most streams that have one.
+        driver: makes an arena of at least `LARGE` bytes, and raises `ArenaError` if it has no room;
+            None where all memory is torch's.
     """
 
-    def __init__(self, device: torch.device, limit: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        limit: int,
+        driver: Callable[[int], StreamArena] | None = None,
+    ) -> None:
         self._device = device
         self._limit = limit
+        self._driver = driver
         self._lock = threading.Lock()
         self._arenas: dict[int, StreamArena] = {}
 
@@ -127,7 +145,7 @@ class StreamArenas:
             return self._grown(stream, size)
 
     def release(self) -> None:
-        """Free all arenas; torch's allocator lets the streams finish what uses them."""
+        """Free all arenas; torch's allocator, and the driver, let streams finish what uses them."""
         with self._lock:
             self._arenas.clear()
 
@@ -136,11 +154,20 @@ class StreamArenas:
         arena = self._arenas.pop(stream, None)
         if arena is None or arena.size < size:
             del arena
-            arena = stream_arena(_rounded(size), self._device)
+            arena = self._new(_rounded(size))
         self._arenas[stream] = arena
         if len(self._arenas) > self._limit:
             del self._arenas[next(iter(self._arenas))]
         return arena
+
+    def _new(self, size: int) -> StreamArena:
+        if self._driver is not None and size >= LARGE and len(self._arenas) < self._limit:
+            try:
+                return self._driver(size)
+            except ArenaError:
+                # torch's allocator may have some: it gives back what it keeps before it fails.
+                pass
+        return stream_arena(size, self._device)
 
 
 def stream_arena(size: int, device: torch.device) -> StreamArena:

@@ -171,6 +171,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "Reserve": (c_void_p, c_void_p),
     "WorkspaceUse": (c_int32, POINTER(WorkspaceUse)),
     "WorkspaceRelease": (c_int32,),
+    "MemoryAllocate": (c_int32, c_int64, POINTER(c_void_p), POINTER(c_void_p)),
     "ProgramCreate": (POINTER(NativeProgram), POINTER(c_void_p)),
     "ProgramAddRegion": (c_void_p, c_int64, POINTER(NativeProgramLaunch), c_int32),
     "ProgramBind": (c_void_p, c_void_p, c_void_p),
@@ -182,6 +183,7 @@ _WITHOUT_STATUS: dict[str, tuple[Any, ...]] = {
     "KernelRelease": (c_void_p,),
     "KernelInfo": (c_void_p, POINTER(KernelInfo)),
     "WorkspaceLimit": (c_int64,),
+    "MemoryRelease": (c_void_p,),
     "ProgramRelease": (c_void_p,),
     "ProgramUse": (c_void_p, POINTER(ProgramUse)),
 }

@@ -16,6 +16,7 @@ reads stay for as long as the process lives, as nothing tells when the graph is 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import threading
 import weakref
@@ -31,6 +32,7 @@ from shapejit.errors import ErrorId
 from shapejit.execution import Place, host_library, plan_function
 from shapejit.gpu.bindings import Runtime
 from shapejit.gpu.device import Device
+from shapejit.gpu.device_memory import device_arena
 from shapejit.gpu.driver import Driver, driver
 from shapejit.gpu.errors import NoDriverError
 from shapejit.gpu.launch import Kernel
@@ -128,7 +130,7 @@ class GpuExecution:
         self.kernels = [load_kernel(code, number, gpu) for number in range(len(code.variants))]
         self._library = host_library(artefacts, gpu.runtime.symbols())
         self.plan = plan_function(self._library)
-        self._arenas = StreamArenas(device, _MOST_ARENAS)
+        self._arenas = StreamArenas(device, _MOST_ARENAS, functools.partial(device_arena, gpu))
         if zeros is None:
             zeros = torch.zeros(_EMPTY_BYTES, dtype=torch.uint8, device=device)
         self._zeros = zeros

@@ -231,6 +231,19 @@ SHAPEJIT_RT_API void shapejitRtCudaWorkspaceLimit(int64_t bytes);
 /// Frees the buffers of all streams of a device. The driver waits for launches that use them.
 SHAPEJIT_RT_API int32_t shapejitRtCudaWorkspaceRelease(int32_t device);
 
+// Memory of the caller's, from the driver itself.
+
+struct ShapejitRtCudaMemory;
+
+/// Allocates device memory, at a multiple of 256 bytes. May be called during captures; what was
+/// given back before is freed first.
+SHAPEJIT_RT_API int32_t shapejitRtCudaMemoryAllocate(int32_t device, int64_t bytes,
+                                                     struct ShapejitRtCudaMemory **memory,
+                                                     void **address);
+
+/// Gives memory back. The driver waits for the work that is queued by then.
+SHAPEJIT_RT_API void shapejitRtCudaMemoryRelease(struct ShapejitRtCudaMemory *memory);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 #include "Kernel.h"
+#include "Memory.h"
 
 using namespace shapejit::rt::cuda;
 
@@ -62,4 +63,20 @@ void shapejitRtCudaWorkspaceLimit(int64_t bytes) { WorkspaceTable::setLimit(byte
 int32_t shapejitRtCudaWorkspaceRelease(int32_t number) {
   Device *device = Device::ifOpen(number);
   return device ? device->workspaces.release(*device) : ShapejitRtCudaOk;
+}
+
+int32_t shapejitRtCudaMemoryAllocate(int32_t number, int64_t bytes, ShapejitRtCudaMemory **memory,
+                                     void **address) {
+  Device *device;
+  SHAPEJIT_TRY(Device::open(number, device));
+  DeviceMemory *made;
+  SHAPEJIT_TRY(DeviceMemory::make(*device, bytes, made));
+  *memory = reinterpret_cast<ShapejitRtCudaMemory *>(made);
+  *address = reinterpret_cast<void *>(made->address);
+  return ShapejitRtCudaOk;
+}
+
+void shapejitRtCudaMemoryRelease(ShapejitRtCudaMemory *memory) {
+  reinterpret_cast<DeviceMemory *>(memory)->release();
+  DeviceMemory::freeRetired();
 }
