@@ -17,9 +17,9 @@ picks with benchmarks differs from run to run, so a comparison takes the lower t
 
 ``--halo`` times every schedule of the family halo beside the chosen ones, where it suits a layer;
 ``--nearest 12`` the twelve that the cost model puts first, of depthwise layers all that it knows.
-From such runs ``python -m shapejit.passes.buckets.fit_conv`` fits it. A layer of one tap that sees
-every pixel is a matrix product, as in programs. ``--element f32`` measures factors that are rounded
-to tf32, ``f16`` those.
+From such runs ``python -m shapejit.passes.buckets.fit_conv`` and ``.fit_depthwise`` fit it. A layer
+of one tap that sees every pixel is a matrix product, as in programs. ``--element f32`` measures
+factors that are rounded to tf32 (of depthwise layers, as they are), ``f16`` those.
 
 Results are checked against float64 before they are timed. Calls are captured into CUDA graphs and
 replayed in a shuffled order, in bursts and sustained, as in ``gemm.py``; figures are the best
@@ -259,7 +259,7 @@ def depthwise_cell(n: int, size: int, channels: int, taps: int, stride: int, pad
         (taps, taps), inside=1, outside=1, groups=channels, strides=(stride, stride),
         padding=((pad, pad), (pad, pad)), element="bf16", taps_first=True,
     )  # fmt: skip
-    kind = f"depthwise {taps}x{taps}"
+    kind = f"depthwise {taps}x{taps}{f'/{stride}' if stride > 1 else ''}"
     sizes = (n, size, size, channels, channels)
     return ConvCell("depthwise", kind, sizes, bounds_of(n, size, size), layer)
 
@@ -282,7 +282,7 @@ def of_element(cell: ConvCell, element: str) -> ConvCell | None:
     """A cell with operands of another type; None if no kernel here computes it."""
     if element == "bf16":
         return cell
-    if element == "f32" and (cell.layer.groups > 1 or cell.layer.inside % 4):
+    if element == "f32" and cell.layer.groups == 1 and cell.layer.inside % 4:
         return None
     return replace(cell, kind=f"{cell.kind}, {element}", layer=replace(cell.layer, element=element))
 

@@ -2,20 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """How long a depthwise convolution takes by each schedule, by a model.
 
-A thread's instructions are counted: they follow from the schedule. A multiprocessor issues four a
-cycle, one of each quarter of its CTAs' warps; what is loaded comes at the rate of the second-level
-cache, since the first one is small beside kernels with much shared memory; and each round of CTAs
-waits once for its first loads, and takes at least as long as one thread does::
+What a schedule has to do follows from it; what that costs is fitted to measurements
+(`passes/buckets/depthwise_rates.py`)::
 
-    time = launch + rounds * latency + max(issue, traffic)
+    time = launch + CTAs of the grid * start + rounds * (waits * latency + products * multiply)
+         + CTAs with a tile * loads * load
+         + bytes at first * first + bytes of all accesses * every + bytes beyond the cache * memory
+
+CTAs and bytes count for each multiprocessor. Rounds are those of CTAs that share one. A thread
+waits once where it loads all that its tile sees at once, else for each row of the image. The
+first-level cache is small beside kernels with much shared memory, so that of what threads load
+again most comes from the second-level one.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
+from shapejit.passes.buckets.depthwise_rates import DepthwiseRates, depthwise_rates_of
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.nvgpu.conv.depthwise_schedule import (
     THREADS,
@@ -28,12 +33,9 @@ from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.symbolic import product
 
-# Microseconds of a launch; cycles from a load to its number, and of an instruction in a thread that
-# is nearly alone; cycles of an instruction that is issued; bytes of a cycle to a multiprocessor.
-_LAUNCH: Final = 1.6
-_LATENCY, _DEPENDENT, _ISSUED, _RATE = 900.0, 1.6, 1.15, 22.0
-# Instructions of a thread beside those for pixels: its place, its parameters.
-_OTHERS: Final = 130
+# Of the second-level cache, what is still there when the next kernel reads it: each half of the GPU
+# has copies of what it reads in its half of the cache.
+_CACHED = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,21 @@ class DepthwiseModel:
     """Times of a schedule for a convolution.
 
     Attributes:
-        instructions: of a thread, for a tile.
+        products: that a thread adds up, for a tile.
+        loads: instructions, for a tile.
+        waits: for loads, for a tile.
         bytes: that a thread loads and stores for a tile.
+        first: bytes of a pixel of the result, of all channels, and of what it sees first.
         lengths: of a tile, along the last dims of the result.
         chunks: threads that have the channels of a tile.
         ctas: that share a multiprocessor.
     """
 
-    instructions: float
+    products: float
+    loads: float
+    waits: float
     bytes: float
+    first: float
     lengths: tuple[int, ...]
     chunks: int
     ctas: int
@@ -61,28 +69,26 @@ class DepthwiseModel:
         dims, channels = tiled_dims(conv, schedule.channels), schedule.channels
         turns = count_of(product(conv.taps[: conv.rank - dims]))
         taps = count_of(product(conv.taps))
-        loads = turns * math.prod(map(len, plan.seen))
+        seen = turns * math.prod(map(len, plan.seen))
         element, result = bytes_of(conv.element), bytes_of(conv.result.element)
-        words = max(channels * element // 4, 1)
-        # A load, its condition and zeros, and numbers made f32; a product a tap; filters.
-        count = loads * (2 + words / 2 + channels) + taps * channels * schedule.pixels
-        again = schedule.rows if dims > 1 and not plan.at_once else 1
-        count += taps * (1 + channels * again)
+        # Of extras one is the bias, which pixels share; others are as large as the result.
         extras = len(conv.extras)
-        count += schedule.pixels * (2 + channels * (0.5 + 3 * extras))
-        moved = channels * (
-            (loads + taps) * element + schedule.pixels * (1 + max(extras - 1, 0)) * result
-        )
+        further = max(extras - 1, 0) * schedule.pixels
+        rows = 1 if plan.at_once or dims == 1 else len(plan.seen[0])
+        step = math.prod(conv.window.strides)
         return DepthwiseModel(
-            instructions=count + _OTHERS,
-            bytes=moved,
+            products=taps * channels * schedule.pixels,
+            loads=seen + taps + min(extras, 1) + further,
+            waits=turns * rows,
+            bytes=channels * (seen * element + (schedule.pixels + further) * result),
+            first=count_of(conv.groups) * (step * element + max(extras, 1) * result),
             lengths=(schedule.rows, schedule.columns)[-dims:],
             chunks=count_of(conv.groups) // channels,
             ctas=plan.ctas,
         )
 
-    def time(self, images: int, pixels: tuple[int, ...], device: Device) -> float:
-        """Microseconds.
+    def parts(self, images: int, pixels: tuple[int, ...], device: Device) -> tuple[float, ...]:
+        """How much there is of what each of `DepthwiseRates` is for, so that it makes microseconds.
 
         Args:
             images: how many.
@@ -96,8 +102,32 @@ class DepthwiseModel:
         ctas = -(-tiles * self.chunks // THREADS)
         each = -(-ctas // device.multiprocessors)
         rounds = -(-each // self.ctas)
-        alone = self.instructions * _DEPENDENT
-        issue = max(each * self.instructions * _ISSUED, rounds * alone)
-        traffic = tiles * self.chunks * self.bytes / (device.multiprocessors * _RATE)
-        cycles = rounds * _LATENCY + max(issue, traffic)
-        return _LAUNCH + cycles / (device.clock_ghz * 1e3)
+        first = self.first * images * math.prod(pixels)
+        shared = (
+            min(ctas, self.ctas * device.multiprocessors),
+            ctas * self.loads,
+            first,
+            tiles * self.chunks * self.bytes,
+            max(first - _CACHED * device.l2_bytes, 0.0),
+        )
+        start, *others = (amount / device.multiprocessors for amount in shared)
+        cycles = (start, rounds * self.waits, rounds * self.products, *others)
+        clock = device.clock_ghz * 1e3
+        return (1.0, *(amount / clock for amount in cycles))
+
+    def time(
+        self,
+        images: int,
+        pixels: tuple[int, ...],
+        device: Device,
+        rates: DepthwiseRates | None = None,
+    ) -> float:
+        """Microseconds.
+
+        Args:
+            images, pixels, device: as of `parts`.
+            rates: of the device; those on record by default.
+        """
+        values = (rates or depthwise_rates_of(device.name)).values
+        parts = self.parts(images, pixels, device)
+        return sum(part * value for part, value in zip(parts, values, strict=True))
