@@ -7,16 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trace_report import (
-    CHECKS,
-    FLOOR,
-    LARGEST,
-    NEW_SIZE_RATIO,
-    OURS,
-    STUTTER_MS,
-    Record,
-    whole_floor,
-)
+from peers import CHECKS, DISK, FLOOR, LARGEST, OURS
+from trace_report import NEW_SIZE_RATIO, STUTTER_MS, Record, whole_floor
 
 #: Fewer, where time was short, answer nothing.
 LEAST_SHAPES, LEAST_CALLS, LEAST_NEW_SIZES = 100, 2000, 100
@@ -101,16 +93,19 @@ def _accuracy(systems: Systems) -> list[Criterion]:
     ]
 
 
-def _against_peers(systems: Systems, least: float | None = None) -> list[Criterion]:
-    ours = _summary(systems).get("p50_ms")
+def _against_peers(
+    systems: Systems, least: float | None = None, quantile: str = "p50"
+) -> list[Criterion]:
+    figure = f"{quantile}_ms"
+    ours = _summary(systems).get(figure)
     others = {
-        name: record["summary"]["p50_ms"]
+        name: record["summary"][figure]
         for name, record in systems.items()
-        if name not in (OURS, FLOOR, LARGEST) and "p50_ms" in record.get("summary", {})
+        if name not in (OURS, FLOOR, LARGEST) and figure in record.get("summary", {})
     }
     best = min(others, key=lambda name: others[name], default=None)
     ratio = others[best] / ours if best and ours else None
-    return [Criterion(f"best peer's p50 / ours ({best})", least, ratio, ".2f", least=True)]
+    return [Criterion(f"best peer's {quantile} / ours ({best})", least, ratio, ".2f", least=True)]
 
 
 def _waits(
@@ -118,11 +113,27 @@ def _waits(
 ) -> list[Criterion]:
     """The compile, and the call that took longest after it."""
     compiled = systems[OURS].get("build", {}).get("compile_s")
-    worst = _summary(systems).get("worst_call_ms")
     return [
         Criterion("compile with empty caches, s", compile_s, compiled, ".1f"),
-        Criterion("worst call after it, ms", call_ms, worst, ".2f"),
+        Criterion("worst call after it, ms", call_ms, _worst_call(systems), ".2f"),
     ]
+
+
+def _compiles(systems: Systems, cold_s: float, disk_s: float) -> list[Criterion]:
+    """Compiles of the exported program: with empty caches, and with what they have kept."""
+    cold, disk = (_after_export(systems, name) for name in (OURS, DISK))
+    return [
+        Criterion("compile of the exported program, s", cold_s, cold, ".1f"),
+        Criterion("the same from disk, in a new process, s", disk_s, disk, ".2f"),
+    ]
+
+
+def _after_export(systems: Systems, name: str) -> float | None:
+    build = systems.get(name, {}).get("build")
+    if build is None:
+        return None
+    seconds: float = build["compile_s"] - build["stages_s"]["export"]
+    return seconds
 
 
 def _new_sizes(systems: Systems) -> list[Criterion]:
@@ -178,6 +189,46 @@ def _minilm(all_systems: Mapping[str, Systems]) -> list[Criterion]:
     ]
 
 
+def _bert(all_systems: Mapping[str, Systems]) -> list[Criterion]:
+    systems = all_systems["bert"]
+    return [
+        *_accuracy(systems),
+        *_text(systems, p50_ms=1.0, p99_ms=4.0, mib=600),
+        Criterion("worst call after compile, ms", STUTTER_MS, _worst_call(systems), ".2f"),
+        *_compiles(systems, 20, 2),
+        *_against_peers(systems),
+        *_against_peers(systems, quantile="p99"),
+    ]
+
+
+def _llama(all_systems: Mapping[str, Systems]) -> list[Criterion]:
+    systems = all_systems["llama"]
+    return [
+        *_accuracy(systems),
+        *_text(systems, p50_ms=1.9, p99_ms=16.0, mib=3300),
+        *_against_peers(systems, 1),
+        *_against_peers(systems, 1, "p99"),
+    ]
+
+
+def _text(systems: Systems, p50_ms: float, p99_ms: float, mib: float) -> list[Criterion]:
+    summary = _summary(systems)
+    beyond = summary.get("worst_beyond_in_region_ms")
+    return [
+        Criterion("warm p50, ms", p50_ms, summary.get("p50_ms")),
+        Criterion("warm p99, ms", p99_ms, summary.get("p99_ms")),
+        Criterion("new shape / second time, median", 1.1, summary.get("fresh_ratio")),
+        Criterion("first call in a region beyond its warm time, ms", 3, beyond, ".2f"),
+        *_graphs(systems),
+        Criterion("memory, MiB", mib, systems[OURS].get("memory_mib", {}).get("most"), ".0f"),
+    ]
+
+
+def _worst_call(systems: Systems) -> float | None:
+    worst: float | None = _summary(systems).get("worst_call_ms")
+    return worst
+
+
 def _resnet(all_systems: Mapping[str, Systems]) -> list[Criterion]:
     systems = all_systems["resnet"]
     return [
@@ -231,6 +282,8 @@ def _video(all_systems: Mapping[str, Systems]) -> list[Criterion]:
 
 _GOALS: dict[str, Callable[[Mapping[str, Systems]], list[Criterion]]] = {
     "minilm": _minilm,
+    "bert": _bert,
+    "llama": _llama,
     "resnet": _resnet,
     "resnet_odd": _resnet_odd,
     "unet": _unet,

@@ -81,6 +81,8 @@ def summarize(record: Record) -> None:
         summary["worst_first_in_region_ms"] = (
             max(record["cold"]["wall_us"][i] for i in firsts) / 1e3
         )
+        if warm:
+            summary["worst_beyond_in_region_ms"] = max(beyond[i] for i in firsts) / 1e3
     if errors := record.get("errors"):
         summary["worst_error_ratio"] = max(error["ratio"] for error in errors)
         summary["error_ratio"] = overall_ratio(errors)

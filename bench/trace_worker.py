@@ -24,7 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import CHECKS, EAGER, FLOOR, LARGEST, OURS, PEERS, NotApplicableError, Setting, System
+from peers import (
+    CHECKS,
+    DISK,
+    EAGER,
+    FLOOR,
+    LARGEST,
+    OURS,
+    PEERS,
+    NotApplicableError,
+    Setting,
+    System,
+)
 from peers.floor import measure_floor
 from trace_checks import check_widely
 from trace_exact import Exact, WrongResultError, checked_requests
@@ -46,7 +57,7 @@ class Task:
     """What to measure.
 
     Attributes:
-        peer: a name of `peers.PEERS`, or one of "floor", "checks" and "largest".
+        peer: a name of `peers.PEERS`, or one of "floor", "checks", "largest" and "disk".
         requests: how many of the trace to use.
         passes: warm passes over the trace, after the cold one.
         seconds: no phase starts after so many.
@@ -94,12 +105,13 @@ class Run:
 
     def served(self) -> None:
         """The trace, cold and warm."""
-        self._build()
+        self.built()
         self._cold()
         self._warm()
         self._memory("end")
 
-    def _build(self) -> None:
+    def built(self) -> None:
+        """The system, ready for the first request."""
         start = time.perf_counter()
         self._system = PEERS[self.task.peer](self.setting)
         self.record["build"] = self._system.build()
@@ -284,6 +296,8 @@ def measure(task: Task, record: dict[str, Any]) -> None:
             record["checks"] = check_widely(setting, end, task.seed)
         elif task.peer == LARGEST:
             Run(dataclasses.replace(task, peer=OURS), only_largest(setting), record).served()
+        elif task.peer == DISK:
+            Run(dataclasses.replace(task, peer=OURS), setting, record).built()
         else:
             Run(task, setting, record).everything()
         exact = Exact(Path(task.exact))

@@ -11,19 +11,22 @@ system takes, sizes never seen before, and whether the results are right.
     python bench/traces.py bert --peers compile-auto       # one, beside eager and shapejit
     python bench/traces.py minilm --peers floor,checks     # against exact-shape graphs; accuracy
     python bench/traces.py resnet resnet_odd unet video --peers floor
+    python bench/traces.py video: llama:buckets,compile-dynamic   # the peers of each model
     python bench/traces.py tiny --device cpu --dtype f32 --peers buckets
 
 A run starts no system when `--seconds` are over and goes on where the last one stopped: results are
 kept in ``bench/results/traces-<GPU>.json``, with plots beside it. Eager PyTorch and shapejit are
 measured in every run, for ratios within it, and of all models before anything else. At the end each
 model's goals are printed beside what was measured. The exit status is 1 if a system failed or gave
-a wrong result, whatever the figures are.
+a wrong result, whatever the figures are. `trace_merge.py` joins the results of several machines or
+calls in one file.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -38,11 +41,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import ANCHORS, CHECKS, EAGER, FLOOR, LARGEST, OURS, PEERS
+from peers import ANCHORS, CHECKS, DISK, EAGER, FLOOR, LARGEST, OURS
 from trace_criteria import criteria_text
 from trace_exact import Exact
 from trace_models import DTYPES, WORKLOADS, real_weights
 from trace_report import dumps, plot, table
+from trace_results import SYSTEMS, measured, merged, of_all_workloads, plot_path
 from trace_worker import Task
 
 HERE = Path(__file__).parent
@@ -54,7 +58,6 @@ SOURCES = (
     HERE.parent / "test" / "model" / "vision.py",
     HERE / "traces.json",
 )
-_ALL = (*ANCHORS, LARGEST, FLOOR, CHECKS, *(name for name in PEERS if name not in ANCHORS))
 _LEAST_SECONDS = 30.0
 _GRACE_SECONDS = 45.0
 
@@ -134,7 +137,7 @@ class Session:
     def _environment(self, peer: str, folder: Path) -> dict[str, str]:
         """Empty caches, but for what measures no compile: it may have shapejit's kernels."""
         caches = folder
-        if peer in (OURS, FLOOR, CHECKS, LARGEST):
+        if peer in (OURS, FLOOR, CHECKS, LARGEST, DISK):
             caches = self.scratch / f"kernels-{self.workload}"
         if peer == OURS:
             shutil.rmtree(caches, ignore_errors=True)
@@ -150,7 +153,7 @@ class Session:
 
 
 # ---------------------------------------------------------------------------
-# Results of several runs
+# What a run is
 # ---------------------------------------------------------------------------
 
 
@@ -180,22 +183,6 @@ def setting(arguments: argparse.Namespace, workload: str) -> dict[str, Any]:
     }
 
 
-def finished(record: dict[str, Any]) -> bool:
-    """Whether all of a system was measured, with right results."""
-    return "error" not in record and "stopped" not in record
-
-
-def measured(results: dict[str, Any], wanted: dict[str, Any]) -> set[str]:
-    """Systems that earlier runs have finished in a setting."""
-    return {
-        name
-        for run in results["runs"]
-        if run["setting"] == wanted
-        for name, record in run["systems"].items()
-        if finished(record)
-    }
-
-
 def todo(
     arguments: argparse.Namespace, results: dict[str, Any], workload: str
 ) -> tuple[list[str], list[str]]:
@@ -204,28 +191,17 @@ def todo(
     First come the anchors, and what the workload's own goals are about; later what was asked for
     and is not there.
     """
-    asked = list(_ALL) if arguments.peers == ["all"] else arguments.peers
+    peers = arguments.of_model.get(workload, arguments.peers)
+    asked = list(SYSTEMS) if peers == ["all"] else peers
     done = set() if arguments.again else measured(results, setting(arguments, workload))
     if arguments.device == "cpu":
         done.add(FLOOR)
     first = list(ANCHORS)
     if WORKLOADS[workload]().memory_of_largest:
         first.append(LARGEST)
-    elif arguments.peers == ["all"]:
+    elif peers == ["all"]:
         done.add(LARGEST)
     return first, [name for name in asked if name not in first and name not in done]
-
-
-def merged(results: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """The last finished record of every system in a setting; if there is none, the last one."""
-    found: dict[str, Any] = {}
-    for run in results["runs"]:
-        if run["setting"] == wanted:
-            for name, record in run["systems"].items():
-                if name not in found or finished(record) or not finished(found[name]):
-                    found[name] = record
-    order = [name for name in _ALL if name in found]
-    return {name: found[name] for name in order}
 
 
 # ---------------------------------------------------------------------------
@@ -257,24 +233,17 @@ def report(session: Session, results: dict[str, Any], systems: dict[str, Any]) -
     title = f"{workload}, {arguments.dtype}, {results['runs'][-1]['environment']['device']}"
     print(f"\n{title}: this run")
     print(table(systems))
-    everything = merged(results, setting(arguments, workload))
+    wanted = setting(arguments, workload)
+    everything = merged(results, wanted)
     if set(everything) - set(systems):
         print("with the systems of earlier runs")
         print(table(everything))
-    if goals := criteria_text(workload, _of_all_workloads(arguments, results)):
+    if goals := criteria_text(workload, of_all_workloads(results, wanted)):
         print(goals)
-    path = arguments.output.with_name(f"{arguments.output.stem}-{workload}.png")
     try:
-        plot(everything, title, path)
+        plot(everything, title, plot_path(arguments.output, workload))
     except ModuleNotFoundError as error:  # hosts with a GPU may have little else
         print(f"no plot: {error}")
-
-
-def _of_all_workloads(
-    arguments: argparse.Namespace, results: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """What all runs measured, as far as it may stand beside this one."""
-    return {name: merged(results, setting(arguments, name)) for name in WORKLOADS}
 
 
 def run(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
@@ -300,9 +269,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("workloads", nargs="+", choices=WORKLOADS, metavar="MODEL",
-                        help=", ".join(WORKLOADS))  # fmt: skip
-    parser.add_argument("--peers", default="all", help=f"all, or some of {', '.join(_ALL)}")
+    models = f"{', '.join(WORKLOADS)}; after a colon its own peers, or none"
+    parser.add_argument("workloads", nargs="+", metavar="MODEL[:PEERS]", help=models)
+    parser.add_argument("--peers", default="all", help=f"all, or some of {', '.join(SYSTEMS)}")
     parser.add_argument("--seconds", type=float, default=420, help="start nothing after")
     parser.add_argument("--again", action="store_true", help="measure what is there already")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -314,9 +283,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scratch", type=Path, help="folder for exact results and caches")
     parser.add_argument("--output", type=Path, help="file of results")
     given = parser.parse_args(arguments)
-    given.peers = given.peers.split(",")
-    if unknown := [name for name in given.peers if name not in (*_ALL, "all")]:
-        parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(_ALL)}")
+    given.peers = _names(given.peers)
+    models = [each.partition(":") for each in given.workloads]
+    given.workloads = [name for name, _, _ in models]
+    given.of_model = {name: _names(peers) for name, own, peers in models if own}
+    asked = [*given.peers, *itertools.chain(*given.of_model.values())]
+    for kind, names, known in (
+        ("model", given.workloads, WORKLOADS), ("peer", asked, (*SYSTEMS, "all"))
+    ):  # fmt: skip
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"no such {kind}: {', '.join(unknown)}; there are {', '.join(known)}")
     if given.scratch is None:
         given.scratch = Path(tempfile.gettempdir()) / "shapejit-traces"
     given.scratch.mkdir(parents=True, exist_ok=True)
@@ -325,6 +301,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         stem = name.replace("NVIDIA ", "").replace(" ", "-").lower()
         given.output = RESULTS / f"traces-{stem}.json"
     return given
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def main() -> int:

@@ -27,12 +27,13 @@ PEERS: dict[str, Callable[[Setting], System]] = {
 }
 
 #: Not systems of their own: exact-shape graphs of our kernels; our results at many more shapes;
-#: ours at nothing but the largest request of a trace.
-FLOOR, CHECKS, LARGEST = "floor", "checks", "largest"
+#: ours at nothing but the largest request of a trace; ours built with what is in the cache.
+FLOOR, CHECKS, LARGEST, DISK = "floor", "checks", "largest", "disk"
 
 __all__ = [
     "ANCHORS",
     "CHECKS",
+    "DISK",
     "EAGER",
     "FLOOR",
     "LARGEST",

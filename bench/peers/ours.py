@@ -40,9 +40,11 @@ class ShapeJit(System):
             )
         setting.place.synchronize()
         seconds = round(time.perf_counter() - start, 3)
-        stages = self.program.stats().compile_seconds
+        stats = self.program.stats()
+        stages = stats.compile_seconds
         return {
             "compile_s": seconds,
+            "origin": stats.origin,
             "stages_s": {stage: round(value, 3) for stage, value in stages.items()},
         }
 

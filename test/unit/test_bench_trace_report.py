@@ -14,6 +14,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+import trace_merge  # noqa: E402
 from trace_criteria import Criterion, criteria, criteria_text  # noqa: E402
 from trace_models import WORKLOADS  # noqa: E402
 from trace_place import Place  # noqa: E402
@@ -27,6 +28,7 @@ from trace_report import (  # noqa: E402
     summarize,
     table,
 )
+from trace_results import combined  # noqa: E402
 
 from unit.trace_records import record_of  # noqa: E402
 
@@ -182,6 +184,98 @@ def test_goals_of_images() -> None:
     assert any("best peer's p50 / ours (eager)" in line and "4.00" in line for line in lines)
     assert criteria("tiny", {**systems, "tiny": systems["unet"]}) == []
     assert criteria("resnet", {}) == []
+
+
+def test_goals_of_texts() -> None:
+    def built(seconds: float) -> dict[str, Any]:
+        return {"compile_s": seconds, "stages_s": {"export": 3.0, "convert": 0.1}}
+
+    ours = record_of(
+        [1.0, 9.0], [0.9, 3.0], build=built(22.5), memory_mib={"most": 700.0},
+        details={"first_requests_of_regions": [0, 1]},
+    )  # fmt: skip
+    systems = {
+        "bert": {
+            "shapejit": ours,
+            "disk": {"build": built(4.5)},
+            "eager": record_of([9.0, 9.0], [2.7, 2.7]),
+        },
+        "llama": {"shapejit": ours, "eager": record_of([9.0, 9.0], [2.7, 2.7])},
+    }
+    bert, llama = (
+        {each.what: each.holds for each in criteria(name, systems)} for name in ("bert", "llama")
+    )
+    assert bert["compile of the exported program, s"] is True  # 19.5
+    assert bert["the same from disk, in a new process, s"] is True  # 1.5
+    assert bert["memory, MiB"] is False
+    assert bert["first call in a region beyond its warm time, ms"] is False  # 6
+    assert bert["worst call after compile, ms"] is True
+    assert llama["memory, MiB"] is True
+    assert llama["best peer's p50 / ours (eager)"] is True
+    assert llama["best peer's p99 / ours (eager)"] is False
+    assert "the same from disk, in a new process, s" not in llama
+    ours["build"]["compile_s"] = 24.0
+    del systems["bert"]["disk"]
+    bert = {each.what: each.holds for each in criteria("bert", systems)}
+    assert bert["compile of the exported program, s"] is False
+    assert bert["the same from disk, in a new process, s"] is None
+
+
+def run_of(workload: str, requests: int, commit: str, **systems: Any) -> dict[str, Any]:
+    setting = {"workload": workload, "dtype": "bf16", "requests": requests, "weights": "random"}
+    environment = {"device": "GPU", "commit": commit}
+    return {"environment": environment, "setting": setting, "systems": systems}
+
+
+def test_results_of_calls_are_joined_and_keep_their_commits() -> None:
+    done, wrong = {"build_s": 1}, {"error": "wrong"}
+    first = [
+        run_of("bert", 60, "a", eager=done, shapejit=done, buckets=done),
+        run_of("bert", 60, "b", eager=done, shapejit=done),
+        run_of("bert", 120, "b", shapejit=done),
+    ]
+    later = [
+        run_of("bert", 60, "c", eager=done, shapejit=done, floor=wrong),
+        run_of("video", 60, "c", eager=done, shapejit=wrong),
+    ]
+    found = combined([{"runs": first}, {"runs": later}])
+    described = [(r["setting"]["requests"], r["environment"]["commit"], list(r["systems"]))
+                 for r in found["runs"]]  # fmt: skip
+    assert described == [
+        (60, "a", ["eager", "shapejit", "buckets"]),
+        (120, "b", ["shapejit"]),
+        (60, "c", ["eager", "shapejit"]),
+    ]
+    assert combined([found, found]) == found
+
+
+def test_goals_compare_with_earlier_calls() -> None:
+    """Of the same number of requests: those of another trace are no measure."""
+    even = run_of("resnet", 60, "a", shapejit=record_of([1.0], [1.0], positions=100))
+    odd = run_of("resnet_odd", 60, "b", shapejit=record_of([1.0], [1.0], positions=90))
+    other = run_of("resnet", 120, "c", shapejit=record_of([1.0], [5.0], positions=100))
+    text = trace_merge.show({"runs": [even, odd, other]}, odd["setting"])
+    assert text.startswith("resnet_odd, bf16, GPU, 60 requests, b\n")
+    assert any(line.split()[-2:] == ["1.111", "yes"] and "a pixel" in line
+               for line in text.splitlines())  # fmt: skip
+
+
+def test_a_file_of_results_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    output, later = tmp_path / "traces-gpu.json", tmp_path / "later.json"
+    ours, eager = record_of([1.0, 2.0], [1.0, 2.0]), record_of([9.0, 9.0], [4.0, 4.0])
+    output.write_text(json.dumps({"runs": [run_of("bert", 2, "a", shapejit=ours)]}))
+    later.write_text(json.dumps({"runs": [run_of("unet", 2, "b", shapejit=ours, eager=eager)]}))
+    monkeypatch.setattr(sys, "argv", ["trace_merge.py", str(output), str(later)])
+    trace_merge.main()
+    runs = json.loads(output.read_text())["runs"]
+    assert [(r["setting"]["workload"], r["environment"]["commit"]) for r in runs] == [
+        ("bert", "a"), ("unet", "b")
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.glob("*.png")] == ["traces-unet-gpu.png"]
+    assert "best peer's p50 / ours (eager)" in capsys.readouterr().out
 
 
 def test_a_criterion_says_what_it_holds() -> None:

@@ -485,7 +485,7 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     results = {"runs": [done]}
     anchors = ["eager", "shapejit"]
     assert traces.todo(options, results, "tiny") == (
-        anchors, ["buckets", "compile-marked", "buckets-compiled", "compile-auto"]
+        anchors, ["disk", "buckets", "compile-marked", "buckets-compiled", "compile-auto"]
     )  # fmt: skip
     again = arguments(tmp_path, "--peers", "checks", "--again")
     assert traces.todo(again, results, "tiny") == (anchors, ["checks"])
@@ -506,6 +506,21 @@ def test_later_runs_replace_earlier_records_unless_they_failed(tmp_path: Path) -
     last = run_with(options, eager=stopped)
     found = traces.merged({"runs": [first, later, last]}, first["setting"])
     assert found == {"eager": {"build_s": 2}, "checks": stopped, "buckets": {"build_s": 1}}
+
+
+def test_models_have_peers_of_their_own(tmp_path: Path) -> None:
+    options = traces.parse(
+        ["video:", "bert", "llama:buckets,compile-dynamic", "--peers", "disk", "--device", "cpu",
+         "--scratch", str(tmp_path), "--output", str(tmp_path / "results.json")]
+    )  # fmt: skip
+    assert options.workloads == ["video", "bert", "llama"]
+    todo = {name: traces.todo(options, {"runs": []}, name) for name in options.workloads}
+    anchors = ["eager", "shapejit"]
+    assert todo == {
+        "video": ([*anchors, "largest"], []),
+        "bert": (anchors, ["disk"]),
+        "llama": (anchors, ["buckets", "compile-dynamic"]),
+    }
 
 
 def test_exact_results_are_of_the_same_model_and_weights(
@@ -529,6 +544,10 @@ def test_unknown_peers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         arguments(tmp_path, "--peers", "eager,tensorrt")
     assert "no such peer: tensorrt" in capsys.readouterr().err
+    for model, error in (("bert:tensorrt", "peer: tensorrt"), ("gpt:eager", "model: gpt")):
+        with pytest.raises(SystemExit):
+            traces.parse([model, "--device", "cpu", "--scratch", str(tmp_path)])
+        assert f"no such {error}" in capsys.readouterr().err
 
 
 WORKER = """\
@@ -600,7 +619,7 @@ def test_kernels_are_kept_for_what_measures_no_compile(tmp_path: Path) -> None:
 
     kept = cache("shapejit")
     kept.mkdir(parents=True)
-    assert cache("floor") == cache("checks") == cache("largest") == kept
+    assert cache("floor") == cache("checks") == cache("largest") == cache("disk") == kept
     assert kept.exists()
     assert cache("eager") == tmp_path / "own" / "shapejit"
     cache("shapejit")
@@ -611,16 +630,21 @@ def test_a_whole_run(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     command = [
         sys.executable, BENCH / "traces.py", "tiny", "--device", "cpu", "--dtype", "f32", "--peers",
-        "shapejit", "--requests", "4", "--passes", "2", "--scratch", tmp_path, "--output", output,
+        "shapejit,disk", "--requests", "4", "--passes", "2", "--scratch", tmp_path,
+        "--output", output,
     ]  # fmt: skip
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert process.returncode == 0, process.stdout + process.stderr
     (run,) = json.loads(output.read_text())["runs"]
-    assert list(run["systems"]) == ["eager", "shapejit"]
+    assert list(run["systems"]) == ["eager", "shapejit", "disk"]
+    disk = run["systems"].pop("disk")
     for record in run["systems"].values():
         assert "error" not in record
         assert len(record["cold"]["wall_us"]) == 4
     ours = run["systems"]["shapejit"]
+    assert (ours["build"]["origin"], disk["build"]["origin"]) == ("built", "disk")
+    assert disk["build"]["compile_s"] < ours["build"]["compile_s"]
+    assert "cold" not in disk
     assert ours["summary"]["worst_error_ratio"] < 3
     assert ours["build"]["compile_s"] > 0
     assert ours["details"]["stats"]["compiles"] == 1
