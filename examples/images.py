@@ -195,7 +195,7 @@ def main() -> None:
             ours, eager = (statistics.median(times[key]) for key in ("ours", "eager"))
             best = int(program(x).argmax())
             size = f"{x.shape[3]}x{x.shape[2]}"
-            print(f"{name:<24}{size:>12}{first:>10.1f}{ours:>9.1f}{eager:>10.1f}  {best}")
+            print(f"{name:<24}{size:>12}{first:>10.2f}{ours:>9.2f}{eager:>10.2f}  {best}")
             rows.append((x.shape[2] * x.shape[3] / 1e6, ours, eager))
             firsts.append(first / ours)
     stats = program.stats()
