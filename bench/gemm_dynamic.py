@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """`shapejit.ops.gemm` when every call has another M: compiles, stalls, host time.
 
-After one `compile_gemm` of a linear layer, 1000 calls with distinct M are timed one by one, then
-the same calls again. Host time is that of a call that finds its kernel, with the GPU idle behind.
+After one `compile_gemm` of a linear layer, 1000 calls with distinct M are timed one by one until
+their result is there, then the same calls again and again: with results that torch allocates, and
+with ``out=``, where all that a first call could take longer for is ours. Notes say what else went
+on: collections of garbage, memory that torch asked the driver for, time in which the thread had no
+CPU. Host time is that of a call that finds its kernel, with the GPU idle behind.
 
     python bench/gemm_dynamic.py
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import random
@@ -23,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +42,66 @@ from shapejit.ops.gemm_operands import Operands, result_shape
 RESULTS = Path(__file__).parent / "results"
 
 
-def timed(function: Callable[[], Any]) -> float:
-    """Microseconds until the result is there."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e6
+@dataclass
+class Timed:
+    """One call.
+
+    Attributes:
+        us: microseconds until its result was there.
+        host: of it, until the call returned.
+        off: of it, in which the thread had no CPU, beyond what clocks differ by.
+        notes: what else happened.
+    """
+
+    us: float
+    host: float
+    off: float
+    notes: list[str] = field(default_factory=list)
+
+
+class Watch:
+    """Times calls, and notes what else happens. To be used as a context."""
+
+    def __init__(self) -> None:
+        self._collections: list[str] = []
+        self._started = 0.0
+
+    def __enter__(self) -> Watch:
+        gc.callbacks.append(self._collected)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._started = now
+        else:
+            took = (now - self._started) * 1e6
+            self._collections.append(f"garbage {info['generation']}: {took:.0f} us")
+
+    def timed(self, function: Callable[[], Any]) -> Timed:
+        """Times a call until its result is there."""
+        torch.cuda.synchronize()
+        self._collections.clear()
+        reserved = torch.cuda.memory_reserved()
+        cpu, start = time.thread_time(), time.perf_counter()
+        function()
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        end, used = time.perf_counter(), time.thread_time() - cpu
+        call = Timed((end - start) * 1e6, (returned - start) * 1e6, (end - start - used) * 1e6)
+        call.notes += self._collections
+        if torch.cuda.memory_reserved() != reserved:
+            call.notes.append("new memory")
+        if call.off > _OFF_US:
+            call.notes.append(f"no CPU: {call.off:.0f} us")
+        return call
+
+
+# Clocks of threads and of the machine differ by less.
+_OFF_US = 10.0
 
 
 def compile_seconds(x: torch.Tensor, w: torch.Tensor, folder: str) -> dict[str, Any]:
@@ -126,52 +184,110 @@ def _measure(result: dict[str, Any], x: torch.Tensor, w: torch.Tensor, calls: in
     ms = random.Random(0).sample(range(1, 8193), calls)
     weight = w.mT
     everything = torch.empty(8192, w.shape[0], device="cuda", dtype=torch.bfloat16)
-    del everything  # so that the allocator has room for every result
-    for m in (1, 100, 8000):
-        timed(lambda m=m: ops.gemm(x[:m], weight))
-    collections: list[float] = []
-    gc.callbacks.append(lambda *_: collections.append(time.perf_counter()))
-    begins, first, reserved = [], [], []
-    for m in ms:
-        begins.append(time.perf_counter())
-        first.append(timed(lambda m=m: ops.gemm(x[:m], weight)))
-        reserved.append(torch.cuda.memory_reserved())
-    begins.append(time.perf_counter())
-    gc.callbacks.pop()
-    slow = []
-    seen: set[str] = set()
-    for i, m in enumerate(ms):
-        name = _schedule(x[:m], weight)
-        notes = ["first of its variant"] * (name not in seen)
-        notes += ["new memory"] * (reserved[i] != reserved[max(i - 1, 0)])
-        collected = any(begins[i] <= at < begins[i + 1] for at in collections)
-        notes += ["collection of garbage"] * collected
-        seen.add(name)
-        slow.append((m, name, notes))
-    again = [timed(lambda m=m: ops.gemm(x[:m], weight)) for m in ms]
-    theirs, theirs_again = (
-        [timed(lambda m=m: torch.mm(x[:m], weight)) for m in ms] for _ in range(2)
-    )
-    title = "first calls over the steady median of their octave"
-    ratios = _over_steady(ms, first, again)
-    result[title] = _percentiles(ratios)
-    result[title + ", the same calls again"] = _percentiles(_over_steady(ms, again, again))
-    result[title + ", torch.mm"] = _percentiles(_over_steady(ms, theirs, theirs_again))
-    order = sorted(range(len(ms)), key=lambda i: -ratios[i])[:15]
-    result["slowest first calls"] = [
-        {"m": slow[i][0], "us": round(first[i], 1), "ratio": round(ratios[i], 2),
-         "variant": slow[i][1], "notes": slow[i][2]}
-        for i in order
-    ]  # fmt: skip
+    series = {
+        "": lambda m: ops.gemm(x[:m], weight),
+        ", out=": lambda m: ops.gemm(x[:m], weight, out=everything[:m]),
+        ", torch.mm": lambda m: torch.mm(x[:m], weight),
+        ", torch.mm, out=": lambda m: torch.mm(x[:m], weight, out=everything[:m]),
+    }
+    # So that the allocator has room for every result, and the GPU runs as fast as it will.
+    held = [torch.empty_like(everything) for _ in range(2)]
+    del held
+    for name, call in series.items():
+        _warm(call)
+        with Watch() as watch:
+            first, *later = (
+                [watch.timed(lambda m=m, call=call: call(m)) for m in ms] for _ in range(3)
+            )
+        _report(result, name, ms, first, later)
+        if not name:
+            variants = [_schedule(x[:m], weight) for m in ms]
+            result["slowest first calls"] = _slowest(ms, first, later, variants)
     result["builds after compile"] = cubin_builder().stats().built - built
-    out = torch.empty(16, w.shape[0], device="cuda", dtype=torch.bfloat16)
-    small = x[:16]
+    out, small = everything[:16], x[:16]
     result["host us a call"] = {
         "gemm": host_microseconds(lambda: ops.gemm(small, weight)),
         "gemm, out=": host_microseconds(lambda: ops.gemm(small, weight, out=out)),
         "torch.mm": host_microseconds(lambda: torch.mm(small, weight)),
         "torch.mm, out=": host_microseconds(lambda: torch.mm(small, weight, out=out)),
     }
+
+
+def _warm(call: Callable[[int], Any]) -> None:
+    """Half a second of calls with the same few m."""
+    end = time.perf_counter() + 0.5
+    while time.perf_counter() < end:
+        for m in (1, 100, 8000):
+            call(m)
+        torch.cuda.synchronize()
+
+
+_TITLE = "first calls over the steady median of their octave"
+
+
+def _report(
+    result: dict[str, Any],
+    name: str,
+    ms: Sequence[int],
+    first: Sequence[Timed],
+    later: Sequence[Sequence[Timed]],
+) -> None:
+    """Adds what a series of calls gave.
+
+    Args:
+        result: to add to.
+        name: of the series, as it follows a title.
+        ms: of the calls.
+        first, later: the calls, and the same ones again and again.
+    """
+    steady = [_us(again) for again in later]
+    pooled = [us for again in steady for us in again]
+    ratios = _over_steady(ms, _us(first), pooled)
+    slow = [call for call, ratio in zip(first, ratios, strict=True) if ratio > 2]
+    result[_TITLE + name] = {
+        **_percentiles(ratios),
+        "above 2": len(slow),
+        "above 2, of which the host took half of it": sum(c.host > c.us / 2 for c in slow),
+        "above 2, with a note": sum(bool(c.notes) for c in slow),
+    }
+    result[f"{_TITLE}{name}, the same calls again"] = _percentiles(
+        [ratio for us in steady for ratio in _over_steady(ms, us, pooled)]
+    )
+    same = [statistics.median(us) for us in zip(*steady, strict=True)]
+    result["first calls over the same calls again" + name] = _percentiles(
+        [one / other for one, other in zip(_us(first), same, strict=True)]
+    )
+    result[f"host us{name}"] = {
+        "first calls": _percentiles([call.host for call in first]),
+        "the same calls again": _percentiles([c.host for again in later for c in again]),
+    }
+
+
+def _us(calls: Sequence[Timed]) -> list[float]:
+    return [call.us for call in calls]
+
+
+def _slowest(
+    ms: Sequence[int],
+    first: Sequence[Timed],
+    later: Sequence[Sequence[Timed]],
+    variants: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The first calls that took longest for their octave."""
+    pooled = [us for again in later for us in _us(again)]
+    ratios = _over_steady(ms, _us(first), pooled)
+    return [
+        {
+            "place": i,
+            "m": ms[i],
+            "us": round(first[i].us, 1),
+            "host us": round(first[i].host, 1),
+            "ratio": round(ratios[i], 2),
+            "variant": variants[i],
+            "notes": first[i].notes + ["first of its variant"] * (variants[i] not in variants[:i]),
+        }
+        for i in sorted(range(len(ms)), key=lambda i: -ratios[i])[:15]
+    ]
 
 
 def _schedule(x: torch.Tensor, weight: torch.Tensor) -> str:
@@ -183,9 +299,15 @@ def _schedule(x: torch.Tensor, weight: torch.Tensor) -> str:
 def _over_steady(
     ms: Sequence[int], values: Sequence[float], steady: Sequence[float]
 ) -> list[float]:
-    """Times over the steady median of the octave that their m lies in."""
+    """Times over the steady median of the octave that their m lies in.
+
+    Args:
+        ms: of the calls.
+        values: their times.
+        steady: times of the same calls, once or several times over.
+    """
     octaves: dict[int, list[float]] = {}
-    for m, value in zip(ms, steady, strict=True):
+    for m, value in zip(itertools.cycle(ms), steady, strict=False):
         octaves.setdefault(m.bit_length(), []).append(value)
     medians = {octave: statistics.median(found) for octave, found in octaves.items()}
     return [value / medians[m.bit_length()] for m, value in zip(ms, values, strict=True)]

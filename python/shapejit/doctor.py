@@ -180,7 +180,7 @@ def _package(requirement: Requirement) -> Finding:
 def _native_libraries() -> Iterator[Finding]:
     from shapejit._native import find_file
 
-    for library in ("libshapejit.so", "libshapejit_rt.so"):
+    for library in ("libshapejit.so", "libshapejit_rt.so", "_calls.abi3.so"):
         try:
             path = str(find_file("_libs", library))
             yield Finding("packages", library, "ok", path, required=True)

@@ -35,16 +35,21 @@ class _Symbol(ctypes.Structure):
     _fields_ = (("name", c_char_p), ("address", c_void_p))
 
 
-def _path() -> Path:
+def library_path(name: str) -> Path:
+    """Path of a native library of the package, which needs no MLIR.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     import shapejit
 
     # An editable install spreads the package over several directories.
     for directory in shapejit.__path__:
-        path = Path(directory, "_libs", _LIBRARY)
+        path = Path(directory, "_libs", name)
         if path.exists():
             return path
     raise ImportError(
-        f"shapejit's file _libs/{_LIBRARY} is not installed (searched "
+        f"shapejit's file _libs/{name} is not installed (searched "
         f"{', '.join(shapejit.__path__)}). Install the package with pip."
     )
 
@@ -56,7 +61,7 @@ def library() -> ctypes.CDLL:
     Raises:
         ImportError: the library is not installed.
     """
-    found = ctypes.CDLL(str(_path()), mode=ctypes.RTLD_LOCAL)
+    found = ctypes.CDLL(str(library_path(_LIBRARY)), mode=ctypes.RTLD_LOCAL)
     found.shapejitRtSymbols.argtypes = [POINTER(c_size_t)]
     found.shapejitRtSymbols.restype = POINTER(_Symbol)
     found.shapejitRtRun.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]

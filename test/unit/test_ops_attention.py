@@ -319,7 +319,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Fake:
 def setting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     made = Setting(fake)
     monkeypatch.setattr(calls, "_kind_kernels", made.kernels)
-    monkeypatch.setattr(calls, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(calls, "current_stream", lambda device: 0)
     monkeypatch.setattr(type(attention_operands.RULES), "check_device", lambda *_: None)
     yield made
     fake.check()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_void_p
+from ctypes import byref, c_char_p, c_void_p, cast
 from typing import NoReturn
 
 from shapejit.gpu.bindings import KernelInfo, NativeInterface, NativeParameter, NativeTile
@@ -100,6 +100,19 @@ class Kernel:
     def handle(self) -> int:
         """The ``ShapejitRtCudaKernel`` for native code, valid while this object lives."""
         return self._handle.value or 0
+
+    @property
+    def launch_address(self) -> int:
+        """Address of the runtime's function that launches kernels, for native code."""
+        return cast(self._launch, c_void_p).value or 0
+
+    def check(self, status: int) -> None:
+        """Raises what a launch from native code in this thread ended with.
+
+        Raises:
+            LaunchError, DriverCallError: as for `launch`.
+        """
+        self._runtime.check(status)
 
     def launch(
         self,

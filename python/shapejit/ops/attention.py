@@ -25,7 +25,7 @@ from shapejit.ops.attention_operands import (
 )
 from shapejit.ops.attention_spec import AttentionKind
 from shapejit.ops.kernels import begin_build, code_memory
-from shapejit.ops.tensors import as_tensor, raw_stream, reach
+from shapejit.ops.tensors import as_tensor, current_stream, reach
 
 
 def attention(
@@ -113,7 +113,8 @@ def attention(
     number = operands.q.device.index or 0
     addresses = [tensor.data_ptr() for _, tensor in operands.named()]
     addresses.append(result.data_ptr())
-    _kind_kernels(kind, number).launch(addresses, symbols, _stream(number), final=deterministic)
+    stream = current_stream(number)
+    _kind_kernels(kind, number).launch(addresses, symbols, stream, final=deterministic)
     return result
 
 
@@ -193,14 +194,6 @@ def _result(operands: Operands, out: Tensor | None) -> Tensor:
 
 
 _allocate = functools.lru_cache(maxsize=64)(allocator)
-
-
-def _stream(device_number: int) -> int:
-    """The handle of a device's current stream."""
-    if raw_stream is not None:
-        return raw_stream(device_number)
-    handle: int = torch.cuda.current_stream(device_number).cuda_stream
-    return handle
 
 
 def _kind_kernels(kind: AttentionKind, device_number: int) -> KindKernels:

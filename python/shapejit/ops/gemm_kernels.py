@@ -113,6 +113,13 @@ class KindKernels:
             table = self._make_table()
         return suited(table.choose(rows, layout.n, layout.k, layout.batch), layout.n)
 
+    def by_rows(self, layout: GemmLayout) -> list[tuple[int, GemmSchedule]]:
+        """What `choose_rows` gives, from which number of rows on; the first from 0 on."""
+        if self._only_unaligned:
+            return [(0, UNALIGNED)]
+        intervals = self._make_table().intervals(layout.n, layout.k, layout.batch)
+        return [(each.low, suited(each.schedule, layout.n)) for each in intervals]
+
     def _make_table(self) -> ScheduleTable:
         with self._lock:
             if self._table is None:

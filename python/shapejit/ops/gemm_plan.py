@@ -13,15 +13,14 @@ import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shapejit.gpu.launch import Kernel
+from shapejit import native_calls
+from shapejit.native_calls import Plan
 from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.ops.kernels import LoadedKernel
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import Monomial
-
-_MAX_LAUNCHED = 8192
 
 Row: TypeAlias = tuple[int, int, int]
 """``values[position] = constant + factor * rows``"""
@@ -64,6 +63,17 @@ class Prepared:
             rows.append((position, constant, value.evaluate(symbols) - constant))
         return Prepared(loaded, values, tuple(rows))
 
+    @functools.cached_property
+    def native(self) -> native_calls.Prepared | None:
+        """The same for native code; None once the kernel was evicted."""
+        kernel = self.loaded.kernel
+        if kernel is None:
+            return None
+        rows = [number for row in self.rows for number in row]
+        return native_calls.Prepared(
+            self.loaded, kernel.handle, kernel.launch_address, self.values, rows
+        )
+
     def at(self, rows: int) -> list[int]:
         """The values at a number of rows."""
         values = list(self.values)
@@ -102,32 +112,36 @@ class RowPlan:
     Args:
         layout: of one of the calls.
         kernels: of its kind.
-
-    Attributes:
-        memory: of the kernels.
-        launched: what was launched, the kernel and its packed values, by what the caller calls the
-            number of rows. The kernel may have been evicted since.
     """
 
     def __init__(self, layout: GemmLayout, kernels: KindKernels) -> None:
         self._layout, self._kernels = layout, kernels
-        self.memory = kernels.memory
-        self.launched: dict[int, tuple[LoadedKernel[GemmSchedule], bytes]] = {}
-        # By the schedule's identity: schedules live as long as the process. What is loaded is
-        # prepared now, so that no later call is slower for being the first with its kernel.
-        self._prepared = {
-            id(loaded.schedule): Prepared.of(loaded, layout) for loaded in kernels.loaded()
-        }
+        # By the schedule's identity: schedules live as long as the process.
+        self._prepared: dict[int, Prepared] = {}
 
-    def launch(
-        self, addresses: list[int], name: int, rows: int, stream: int, *, final: bool
-    ) -> None:
-        """Launches the product of that many rows, and keeps what serves it in `launched`.
+    def choose(self, plan: Plan) -> None:
+        """Has native calls launch what is loaded for their number of rows, without this object.
+
+        All of it is prepared now, so that no later call is slower for being the first with its
+        kernel, or with its number of rows.
+        """
+        loaded = {id(each.schedule): each for each in self._kernels.loaded()}
+        choices = self._kernels.by_rows(self._layout)
+        plan.choose(
+            [start for start, _ in choices],
+            tuple(
+                None if (found := loaded.get(id(schedule))) is None else self._of(found).native
+                for _, schedule in choices
+            ),
+        )
+
+    def launch(self, plan: Plan, addresses: list[int], rows: int, stream: int, final: bool) -> None:
+        """Launches a product for which a plan has no kernel at hand, and lets the plan have it.
 
         Args:
+            plan: that of the call.
             addresses: of the operands and the result.
-            name: where it is kept.
-            rows: m of this call, not 0.
+            rows: m of the call, not 0.
             stream: the stream's handle.
             final: whether to wait for the kernel that is chosen.
 
@@ -135,34 +149,18 @@ class RowPlan:
             Exception: what the build of a kernel raised.
             CudaError: the device refuses the launch.
         """
-        loaded, kernel, values = self._find(addresses, name, rows, final)
-        self.memory.tick(loaded)
-        kernel.launch_packed(addresses, values, stream)
+        kernel = None
+        while kernel is None:  # another thread may evict it at once
+            loaded, is_chosen = self._kernels.get(self._layout, rows, final=final)
+            kernel = loaded.kernel
+        self._kernels.memory.tick(loaded)
+        kernel.launch(addresses, self._of(loaded).at(rows), stream)
+        if is_chosen:
+            self.choose(plan)
 
-    def _find(
-        self, addresses: list[int], name: int, rows: int, final: bool
-    ) -> tuple[LoadedKernel[GemmSchedule], Kernel, bytes]:
-        """The kernel for a number of rows and its values; kept if it is the chosen one."""
-        chosen = self._kernels.choose_rows(self._layout, rows)
-        prepared = self._prepared.get(id(chosen))
-        kernel = None if prepared is None else prepared.loaded.kernel
-        while prepared is None or kernel is None:
-            prepared = self._fetch(rows, final)
-            kernel = prepared.loaded.kernel
-        loaded = prepared.loaded
-        values = kernel.pack_values(addresses, prepared.at(rows))
-        if loaded.schedule is chosen:
-            if len(self.launched) >= _MAX_LAUNCHED:
-                self.launched.clear()
-            self.launched[name] = loaded, values
-        return loaded, kernel, values
-
-    def _fetch(self, rows: int, final: bool) -> Prepared:
-        loaded, is_chosen = self._kernels.get(self._layout, rows, final=final)
+    def _of(self, loaded: LoadedKernel[GemmSchedule]) -> Prepared:
         before = self._prepared.get(id(loaded.schedule))
         if before is not None and before.loaded is loaded:
             return before
-        prepared = Prepared.of(loaded, self._layout)
-        if is_chosen:
-            self._prepared[id(loaded.schedule)] = prepared
+        prepared = self._prepared[id(loaded.schedule)] = Prepared.of(loaded, self._layout)
         return prepared

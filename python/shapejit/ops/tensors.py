@@ -22,6 +22,14 @@ raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRaw
 """The handle of a device's current stream; the public way to it makes an object of every stream."""
 
 
+def current_stream(device_number: int) -> int:
+    """The handle of a device's current stream."""
+    if raw_stream is not None:
+        return raw_stream(device_number)
+    handle: int = torch.cuda.current_stream(device_number).cuda_stream
+    return handle
+
+
 def as_tensor(value: Any) -> Any:
     """A tensor of another library as one of torch, through DLPack; None and tensors as they are.
     But kernels read what is in memory: of a tensor that torch negates when it reads it, such as
