@@ -15,6 +15,7 @@ from mlir.dialects import arith, llvm
 
 from shapejit.passes.nvgpu import ptx
 from shapejit.passes.nvgpu.builder import (
+    Num,
     Type,
     Value,
     constant,
@@ -24,6 +25,7 @@ from shapejit.passes.nvgpu.builder import (
     shl,
     shr,
     struct_of,
+    value,
 )
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.nvgpu.problem import is_half
@@ -87,6 +89,20 @@ def _load_words(
     if count == 1:
         return [loaded]
     return [llvm.extractvalue(type_, loaded, [number]) for number in range(count)]
+
+
+def fetch(address: Value, offset: int, bytes_: Num, condition: Value) -> None:
+    """Has memory brought to the second-level cache if a condition holds; nothing waits for it.
+
+    Args:
+        address: i64, in global memory; with the offset a multiple of 16.
+        offset: bytes further.
+        bytes_: how many, i32, a multiple of 16 and not 0.
+        condition: i1.
+    """
+    text = f"@$2 cp.async.bulk.prefetch.L2.global [$0+{offset}], $1;"
+    operands = [address, value(bytes_), condition]
+    ptx.assembly(None, text, "l,r,b", operands, pure=False)
 
 
 def _unpacked(word: Value, element: Type, count: int) -> list[Value]:

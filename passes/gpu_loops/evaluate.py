@@ -25,7 +25,7 @@ from shapejit.passes.gpu_loops import access
 from shapejit.passes.gpu_loops.bodies import emit_body
 from shapejit.passes.gpu_loops.indexing import Indexer
 from shapejit.passes.gpu_loops.problem import Indices, Key, Loop, LoopProblem, Memory, Read
-from shapejit.passes.nvgpu.builder import Num, Value, add, compare, i64, mul, value
+from shapejit.passes.nvgpu.builder import Num, Value, add, compare, i32, i64, mul, value
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.nvgpu.problem import is_half
@@ -190,6 +190,20 @@ class Evaluator:
         for read in reads:
             if read.tensor in self.problem.inputs:
                 self.value(read.tensor, [index.substitute(dims=replaced) for index in read.indices])
+
+    def fetch(self, memory: Memory, offset: Expr, count: Expr, condition: Value) -> None:
+        """Has elements brought to the second-level cache: see `access.fetch`.
+
+        Args:
+            offset: of the first one, simplified.
+            count: of elements.
+            condition: i1; false if there are none.
+        """
+        address, further = self.address(memory, offset)
+        bytes_ = self.indexer.ssa(count * bytes_of(memory.element))
+        if bytes_.type != i32():
+            bytes_ = arith.trunci(i32(), bytes_)
+        access.fetch(address, further, bytes_, condition)
 
     # Index values of bodies -----------------------------------------------------------------------
 

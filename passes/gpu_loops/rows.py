@@ -15,65 +15,38 @@ from dataclasses import dataclass
 
 from mlir.dialects import arith
 
-from shapejit.passes.gpu_loops.alignment import Access, Alignment, alignment
+from shapejit.passes.gpu_loops.access import MAX_BYTES
+from shapejit.passes.gpu_loops.alignment import Alignment
 from shapejit.passes.gpu_loops.bodies import compute_type
 from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.phases import Rows, Stage
-from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Read, Write
+from shapejit.passes.gpu_loops.problem import (
+    Indices,
+    Loop,
+    Memory,
+    Write,
+)
 from shapejit.passes.gpu_loops.reduce import Reduction
+from shapejit.passes.gpu_loops.row_chunks import Chunk, Cut, Way
+from shapejit.passes.gpu_loops.row_reads import (
+    cut_alignment,
+    is_shared,
+    loads_shared_ahead,
+    loops_of,
+    row_start,
+    rows_alignment,
+)
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
-from shapejit.passes.nvgpu.builder import Num, Value, compare
+from shapejit.passes.nvgpu.builder import Num, Value, add, compare
+from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.symbolic import Expr, product
 
 # Elements of a row that a thread keeps at most where they are not side by side.
 _MOST_SINGLE = 32
-# Elements of what all rows share, such as the weights of a norm, that a thread loads with the row.
-_MOST_SHARED = 48
 # Elements and vectors that a thread loads at once in passes that are loops, as far as registers
 # allow: a thread of 1024 has 64.
 _AHEAD, _VECTORS_AHEAD, _MANY_THREADS = 32, 8, 1024
-
-
-def rows_alignment(problem: LoopProblem, phase: Rows, length: int) -> Alignment:
-    """What vectors of a length need."""
-    rows = len(phase.rows)
-    loops = [loop for loop in _loops_of(problem, phase) if len(loop.space) > rows]
-    dims = {len(loop.space) - 1 for loop in loops}
-    if len(dims) != 1:
-        return Alignment(1)
-    written = [
-        Access(memory, loop.space, loop.writes[position].indices)
-        for loop, position in phase.stores
-        for memory in problem.outputs[loop.writes[position].tensor]
-    ]
-    whole = [columns[-1] for columns in phase.columns]
-    return alignment(problem, loops, written, dims.pop(), length, whole)
-
-
-def _loops_of(problem: LoopProblem, phase: Rows) -> Sequence[Loop]:
-    """The loops of a phase, with those that are evaluated where they are read."""
-    single = [loop for stage in phase.stages for loop in stage.loops]
-    return problem.loops if len(problem.loops) > 1 else single
-
-
-def shared_inputs(problem: LoopProblem, phase: Rows) -> int:
-    """Arguments that are read along the columns and are the same for all rows."""
-    rows = len(phase.rows)
-    reads = (read for loop in _loops_of(problem, phase) for read in loop.reads)
-    inputs = {read.tensor for read in reads if _is_shared(read, rows)}
-    return len(inputs & set(problem.inputs))
-
-
-def _is_shared(read: Read, rows: int) -> bool:
-    """Whether a loop reads the same for all rows, but not for all columns."""
-    dims = {dim for index in read.indices for dim in index.dims()}
-    return bool(dims) and min(dims) >= rows
-
-
-def loads_shared_ahead(problem: LoopProblem, phase: Rows, kept: int) -> bool:
-    """Whether threads that keep so many elements of a row load with it what all rows share."""
-    return kept * shared_inputs(problem, phase) <= _MOST_SHARED
 
 
 def rows_units(phase: Rows, schedule: LoopSchedule) -> Expr:
@@ -91,34 +64,21 @@ def emit_rows(emission: Emission, phase: Rows) -> None:
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """A vector of a row.
+class _Option:
+    """A way to pass over rows, and when it is open.
 
     Attributes:
-        columns: its elements' indices in the column dims, over the lane.
-        condition: i1, whether it is one of the row; None if it is.
+        aligned: what has to hold.
+        chunks: vectors that a thread keeps, if they are as many as a row has.
+        start: see `Way`.
     """
 
-    columns: Indices
-    condition: Value | None
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How a row is passed over.
-
-    Attributes:
-        length: of vectors.
-        chunks: vectors that a thread keeps; 0 to read the row again in each pass.
-        lane: counts the elements of vectors.
-    """
-
-    length: int
+    aligned: Alignment
     chunks: int
-    lane: Expr
+    start: Expr | None = None
 
 
-_Visit = Callable[[Sequence[_Chunk], list[Value]], list[Value]]
+_Visit = Callable[[Sequence[Chunk], list[Value]], list[Value]]
 
 
 class _Rows:
@@ -131,6 +91,7 @@ class _Rows:
             emission.index(self._team.member), self._team.size, level=0
         )
         self._first, self._step = emission.grid_stride(_teams(schedule), emission.threads.warp)
+        self._cut: Cut | None = None
         self._memories = {
             stage: emission.shared(bytes_)
             for stage in phase.stages
@@ -138,22 +99,30 @@ class _Rows:
         }
 
     def emit(self) -> None:
-        """Rows that registers hold, in vectors if these are aligned, or else rows of any length."""
-        needed = rows_alignment(self._emission.problem, self._phase, self._schedule.vector)
-        singles = self._schedule.row_capacity // self._team.size
-        # Misaligned addresses are rare; sizes that are no multiples are not.
-        keeps = needed.length == 1 or (bool(needed.symbols) and singles <= _MOST_SINGLE)
-        ways = [(1, singles)] if keeps and singles else []
-        if needed.length > 1:
-            ways.insert(0, (needed.length, self._schedule.chunks))
-        self._choose(needed, [*ways, (1, 0)])
+        """Rows that registers hold, in whole vectors or cut, or else rows of any length."""
+        problem, phase, schedule = self._emission.problem, self._phase, self._schedule
+        needed = rows_alignment(problem, phase, schedule.vector)
+        ways = [_Option(needed, schedule.chunks)] if needed.length > 1 else []
+        if not ways or needed.symbols:
+            ways += self._cut_ways()
+        self._choose([*ways, _Option(Alignment(1), 0)])
         if self._team.cluster > 1:
             self._team.synchronize()  # no CTA leaves while others read its shared memory
 
-    def _choose(self, needed: Alignment, ways: Sequence[tuple[int, int]]) -> None:
-        """Emits the first of several ways (length of vectors, chunks) whose conditions hold."""
-        (length, chunks), *rest = ways
-        conditions = [] if length == 1 else [self._emission.allows(needed)]
+    def _cut_ways(self) -> list[_Option]:
+        """Ways for rows of a length that is no multiple of the vectors'."""
+        problem, phase, schedule = self._emission.problem, self._phase, self._schedule
+        aligned = cut_alignment(problem, phase, schedule.vector)
+        if aligned.length > 1:
+            return [_Option(aligned, schedule.chunks, row_start(problem, phase))]
+        singles = schedule.row_capacity // self._team.size
+        return [_Option(Alignment(1), singles)] if 0 < singles <= _MOST_SINGLE else []
+
+    def _choose(self, options: Sequence[_Option]) -> None:
+        """Emits the first of several ways whose conditions hold."""
+        option, *rest = options
+        length, chunks = option.aligned.length, option.chunks
+        conditions = [] if length == 1 else [self._emission.allows(option.aligned)]
         capacity = length * chunks * self._team.size
         for columns in self._phase.columns if chunks else ():
             size = product(columns)
@@ -161,21 +130,19 @@ class _Rows:
                 fits = compare("sle", self._indexer.ssa(size), capacity)
                 conditions.append(fits)
 
-        def way() -> None:
-            aligned = needed if length > 1 else Alignment(1)
-            with self._emission.aligned(aligned), self._evaluator.inside():
-                self._rows(length, chunks)
+        def emit() -> None:
+            with self._emission.aligned(option.aligned), self._evaluator.inside():
+                self._rows(Way(length, chunks, self._emission.lanes(length), option.start))
 
         if not conditions or not rest:
-            way()
+            emit()
             return
         condition = conditions[0]
         for other in conditions[1:]:
             condition = arith.andi(condition, other)
-        self._indexer.branch(condition, way, lambda: self._choose(needed, rest))
+        self._indexer.branch(condition, emit, lambda: self._choose(rest))
 
-    def _rows(self, length: int, chunks: int) -> None:
-        way = _Way(length, chunks, self._emission.lanes(length))
+    def _rows(self, way: Way) -> None:
         count = product(self._phase.rows)
 
         def body(index: Expr, _: list[Value]) -> Sequence[Value]:
@@ -183,14 +150,27 @@ class _Rows:
             # the loop it would make the first row, often the only one, wait for it.
             with self._evaluator.inside():
                 row = self._indexer.spread(index, self._phase.rows)
+                self._cut = None if way.start is None else self._cut_row(row, way)
                 self._load_ahead(row, way)
+                if self._schedule.fetches and way.chunks and way.start is None:
+                    self._fetch_next(index, count, way)
                 self._row(row, way)
             return ()
 
         limit = self._indexer.value(count)
         self._indexer.loop(self._first, limit, body, step=self._step, size=count)
 
-    def _load_ahead(self, row: Indices, way: _Way) -> None:
+    def _cut_row(self, row: Indices, way: Way) -> Cut:
+        [[columns]] = self._phase.columns
+        cut, size = Cut.at(self._emission, row, columns, way), self._team.size
+        for number in range(way.chunks):
+            index = self._member + number * size
+            condition = compare("slt", self._indexer.ssa(index), cut.vectors)
+            cut.kept.append(cut.vector(index, condition))
+        cut.kept.append(cut.ends(self._indexer.ssa(self._member)))
+        return cut
+
+    def _load_ahead(self, row: Indices, way: Way) -> None:
         """Starts all loads of a row that stays in registers, so that only one latency shows."""
         problem, phase = self._emission.problem, self._phase
         if len(phase.columns) > 1:
@@ -198,12 +178,55 @@ class _Rows:
         [columns] = phase.columns
         chunks = self._chunks(columns, way)
         shared = loads_shared_ahead(problem, phase, way.length * way.chunks)
-        for loop in _loops_of(problem, phase):
+        for loop in loops_of(problem, phase):
             if loop.space[len(row) :] == columns:
                 for chunk in chunks or ():
-                    self._prefetch(loop, (*row, *chunk.columns), chunk, way, shared=shared)
+                    self._prefetch(loop, (*row, *chunk.columns), chunk, shared=shared)
 
-    def _row(self, row: Indices, way: _Way) -> None:
+    def _fetch_next(self, index: Expr, count: Expr, way: Way) -> None:
+        """Has the row that this team takes next brought to the second-level cache.
+
+        Rows alternate between loads, which keep memory busy, and work on registers, which does not.
+        """
+        if len(self._phase.columns) > 1 or len(self._phase.columns[0]) > 1:
+            return
+        [[columns]] = self._phase.columns
+        number = add(self._indexer.ssa(index), self._step)
+        condition = arith.andi(
+            self._indexer.at_level(0, "first member", self._is_first),
+            compare("slt", number, self._indexer.value(count)),
+        )
+        if columns.constant is None:
+            condition = arith.andi(condition, compare("sgt", self._indexer.ssa(columns), 0))
+        row = self._indexer.spread(self._indexer.variable(number, count), self._phase.rows)
+        for memory, offset in self._own_rows(row, columns, way.length):
+            self._evaluator.fetch(memory, offset, columns, condition)
+
+    def _own_rows(self, row: Indices, columns: Expr, length: int) -> list[tuple[Memory, Expr]]:
+        """Tensors of which a row is side by side in memory, in whole vectors of 16 bytes, and is
+        not another row's too; with the offset of its first element."""
+        found: dict[tuple[Memory, Expr], None] = {}
+        inputs, rows = self._emission.problem.inputs, len(row)
+        column = self._indexer.variable(None, columns, level=0)
+        replaced = dict(enumerate((*row, column)))
+        assert column.dim_index is not None
+        vector = Vector(length, column.dim_index)
+        for loop in loops_of(self._emission.problem, self._phase):
+            if len(loop.space) != rows + 1:
+                continue
+            for read in loop.reads:
+                memory = inputs.get(read.tensor)
+                if memory is None or memory.operand not in self._evaluator.aligned:
+                    continue
+                indices = [index.substitute(dims=replaced) for index in read.indices]
+                offset = self._indexer.simplify(memory.offset(indices))
+                start = vector.start(offset)
+                whole = length * bytes_of(memory.element) % MAX_BYTES == 0
+                if whole and start is not None and not is_shared(read, rows):
+                    found[memory, start] = None
+        return list(found)
+
+    def _row(self, row: Indices, way: Way) -> None:
         for stage in self._phase.stages:
             if stage.columns is None:
                 self._scalars(stage, row)
@@ -246,15 +269,15 @@ class _Rows:
     def _is_first(self) -> Value:
         return compare("eq", self._team.member, 0)
 
-    def _reductions(self, stage: Stage, columns: Indices, row: Indices, way: _Way) -> None:
+    def _reductions(self, stage: Stage, columns: Indices, row: Indices, way: Way) -> None:
         reduced = self._reduced(stage)
         reductions = [_reduction(write) for _, _, write in reduced]
 
-        def visit(chunks: Sequence[_Chunk], totals: list[Value]) -> list[Value]:
+        def visit(chunks: Sequence[Chunk], totals: list[Value]) -> list[Value]:
             for chunk in chunks:
                 for loop in dict.fromkeys(loop for loop, _, _ in reduced):
-                    self._prefetch(loop, (*row, *chunk.columns), chunk, way)
-            parts = [self._part(reduced, reductions, chunk, row, way) for chunk in chunks]
+                    self._prefetch(loop, (*row, *chunk.columns), chunk)
+            parts = [self._part(reduced, reductions, chunk, row) for chunk in chunks]
             sums = [
                 reduction.together([part[number] for part in parts])
                 for number, reduction in enumerate(reductions)
@@ -268,23 +291,20 @@ class _Rows:
         for (loop, _, write), total in zip(reduced, totals, strict=True):
             self._keep(loop, write, total, row)
 
-    def _prefetch(
-        self, loop: Loop, dims: Indices, chunk: _Chunk, way: _Way, *, shared: bool = True
-    ) -> None:
+    def _prefetch(self, loop: Loop, dims: Indices, chunk: Chunk, *, shared: bool = True) -> None:
         """Starts a loop's loads of a vector; those of what all rows share only if `shared`."""
-        lane, rows = way.lane.dim_index, len(self._phase.rows)
+        lane, rows = chunk.lane.dim_index, len(self._phase.rows)
         assert lane is not None
-        reads = [read for read in loop.reads if shared or not _is_shared(read, rows)]
-        with self._evaluator.vector(Vector(way.length, lane, 0, chunk.condition)):
+        reads = [read for read in loop.reads if shared or not is_shared(read, rows)]
+        with self._evaluator.vector(Vector(chunk.length, lane, 0, chunk.condition)):
             self._evaluator.prefetch(reads, dims)
 
     def _part(
         self,
         reduced: Sequence[tuple[Loop, int, Write]],
         reductions: Sequence[Reduction],
-        chunk: _Chunk,
+        chunk: Chunk,
         row: Indices,
-        way: _Way,
     ) -> list[Value]:
         """What one vector contributes to each reduction."""
         dims = (*row, *chunk.columns)
@@ -292,7 +312,7 @@ class _Rows:
         def element() -> list[Value]:
             return [self._evaluator.results(loop, dims)[place] for loop, place, _ in reduced]
 
-        found = self._emission.elements(way.lane, way.length, chunk.condition, element)
+        found = self._emission.elements(chunk.lane, chunk.length, chunk.condition, element)
         parts = [
             reduction.together([values[number] for values in found])
             for number, reduction in enumerate(reductions)
@@ -305,31 +325,29 @@ class _Rows:
         ]
 
     def _stores(
-        self, stores: Sequence[tuple[Loop, int]], columns: Indices, row: Indices, way: _Way
+        self, stores: Sequence[tuple[Loop, int]], columns: Indices, row: Indices, way: Way
     ) -> None:
-        def visit(chunks: Sequence[_Chunk], totals: list[Value]) -> list[Value]:
+        def visit(chunks: Sequence[Chunk], totals: list[Value]) -> list[Value]:
             for chunk in chunks:
                 for loop, _ in stores:
-                    self._prefetch(loop, (*row, *chunk.columns), chunk, way)
+                    self._prefetch(loop, (*row, *chunk.columns), chunk)
             for chunk in chunks:
-                self._store(stores, chunk, row, way)
+                self._store(stores, chunk, row)
             return totals
 
         self._pass(columns, way, visit, [])
 
-    def _store(
-        self, stores: Sequence[tuple[Loop, int]], chunk: _Chunk, row: Indices, way: _Way
-    ) -> None:
+    def _store(self, stores: Sequence[tuple[Loop, int]], chunk: Chunk, row: Indices) -> None:
         dims = (*row, *chunk.columns)
 
         def element() -> list[Value]:
             return [self._evaluator.results(loop, dims)[position] for loop, position in stores]
 
-        found = self._emission.elements(way.lane, way.length, chunk.condition, element)
-        lane = way.lane.dim_index
+        found = self._emission.elements(chunk.lane, chunk.length, chunk.condition, element)
+        lane = chunk.lane.dim_index
         assert lane is not None
         replaced = dict(enumerate(dims))
-        with self._evaluator.vector(Vector(way.length, lane, 0, chunk.condition)):
+        with self._evaluator.vector(Vector(chunk.length, lane, 0, chunk.condition)):
             for number, (loop, position) in enumerate(stores):
                 write = loop.writes[position]
                 indices = [index.substitute(dims=replaced) for index in write.indices]
@@ -339,7 +357,7 @@ class _Rows:
     # Passes over columns --------------------------------------------------------------------------
 
     def _pass(
-        self, columns: Indices, way: _Way, visit: _Visit, empty: Sequence[Value]
+        self, columns: Indices, way: Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
         """Visits the vectors of this thread in a row; what it gives for no vectors is `empty`."""
         chunks = self._chunks(columns, way)
@@ -347,11 +365,13 @@ class _Rows:
             return self._loop(columns, way, visit, empty)
         return visit(chunks, []) if chunks else list(empty)
 
-    def _vectors(self, columns: Indices, way: _Way) -> Expr:
+    def _vectors(self, columns: Indices, way: Way) -> Expr:
         return self._indexer.simplify(product(columns) // way.length)
 
-    def _chunks(self, columns: Indices, way: _Way) -> list[_Chunk] | None:
+    def _chunks(self, columns: Indices, way: Way) -> list[Chunk] | None:
         """The thread's vectors of a row that it keeps; None if it does not keep them."""
+        if self._cut is not None:
+            return self._cut.kept if way.chunks else None
         vectors = self._vectors(columns, way)
         count = vectors.constant
         per_thread = way.chunks if count is None else -(-count // self._team.size)
@@ -359,7 +379,7 @@ class _Rows:
             return [self._kept(columns, vectors, k, way) for k in range(per_thread)]
         return None
 
-    def _kept(self, columns: Indices, vectors: Expr, number: int, way: _Way) -> _Chunk:
+    def _kept(self, columns: Indices, vectors: Expr, number: int, way: Way) -> Chunk:
         """The thread's vector of this number, for all passes."""
         size, count = self._team.size, vectors.constant
         index = self._member + number * size
@@ -370,15 +390,16 @@ class _Rows:
                 ("in row", vectors, number),
                 lambda: compare("slt", self._indexer.ssa(index), self._indexer.value(vectors)),
             )
-        return _Chunk(self._place(index, columns, way), condition)
+        return Chunk(self._place(index, columns, way), condition, way.length, way.lane)
 
     def _loop(
-        self, columns: Indices, way: _Way, visit: _Visit, empty: Sequence[Value]
+        self, columns: Indices, way: Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
         size, vectors = self._team.size, self._vectors(columns, way)
         elements = _AHEAD // (2 if self._schedule.threads == _MANY_THREADS else 1)
         ahead = min(max(elements // way.length, 1), _VECTORS_AHEAD)
-        limit = self._indexer.value(vectors)
+        cut = self._cut
+        limit = self._indexer.value(vectors) if cut is None else cut.vectors
 
         def body(index: Expr, totals: list[Value]) -> Sequence[Value]:
             with self._evaluator.scope():
@@ -388,15 +409,23 @@ class _Rows:
                     condition = None
                     if number:
                         condition = compare("slt", self._indexer.ssa(here), limit)
-                    chunks.append(_Chunk(self._place(here, columns, way), condition))
+                    if cut is not None:
+                        chunks.append(cut.vector(here, condition))
+                        continue
+                    place = self._place(here, columns, way)
+                    chunks.append(Chunk(place, condition, way.length, way.lane))
                 return visit(chunks, totals)
 
         first: Num = self._indexer.ssa(self._member)
-        return self._indexer.loop(
+        totals = self._indexer.loop(
             first, limit, body, size=vectors, step=size * ahead, init=list(empty)
         )
+        if cut is None:
+            return totals
+        with self._evaluator.scope():
+            return visit(cut.kept, totals)
 
-    def _place(self, index: Expr, columns: Indices, way: _Way) -> Indices:
+    def _place(self, index: Expr, columns: Indices, way: Way) -> Indices:
         """The column indices of a vector's elements."""
         *outer, last = columns
         *dims, column = self._indexer.spread(index, (*outer, last // way.length))

@@ -9,6 +9,7 @@ A schedule says nothing about sizes, but for how much of a row is kept in regist
                                    multiprocessor
     loops_v4_w1_k3_t256_c4         a warp a row; 3 vectors of 4 elements of it in every thread
     loops_v8_w8_k2_t256_c4         8 warps a row
+    loops_v8_w8_k2_t256_c4_next    the same; the next row comes to the second-level cache meanwhile
     loops_v4_w32_k0_t1024_c1_x8    a cluster of 8 CTAs a row
     loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
 """
@@ -22,7 +23,7 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 _NAME = re.compile(
     r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
-    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<wide>_wide)?"
+    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<fetches>_next)?(?P<wide>_wide)?"
 )
 
 WARP = 32
@@ -43,6 +44,8 @@ class LoopSchedule:
         threads: of a CTA.
         ctas: that a multiprocessor holds at once.
         cluster: CTAs that share a row, a power of 2; each row then takes all warps of each of them.
+        fetches: whether a row that is kept has the next one of its team fetched into the
+            second-level cache, so that memory works on while rows are computed.
         wide: whether indices have 64 bits; else no tensor has more than `MAX_NARROW` elements.
     """
 
@@ -52,6 +55,7 @@ class LoopSchedule:
     threads: int = 256
     ctas: int = 4
     cluster: int = 1
+    fetches: bool = False
     wide: bool = False
 
     @property
@@ -62,6 +66,7 @@ class LoopSchedule:
     def __str__(self) -> str:
         text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
         text += f"_x{self.cluster}" if self.cluster > 1 else ""
+        text += "_next" if self.fetches else ""
         return text + ("_wide" if self.wide else "")
 
     @staticmethod
@@ -84,6 +89,7 @@ class LoopSchedule:
             threads=int(match["threads"]),
             ctas=int(match["ctas"]),
             cluster=int(match["cluster"] or 1),
+            fetches=match["fetches"] is not None,
             wide=match["wide"] is not None,
         )
         made.check()

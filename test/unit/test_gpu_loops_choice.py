@@ -65,7 +65,8 @@ def test_points_move_16_bytes(element: str, vector: int) -> None:
         (1024, (8, 1, 4)),
         (1000, (8, 1, 4)),
         (4096, (8, 8, 2)),
-        (33, (1, 1, 2)),  # rows that start anywhere have no vectors
+        (33, (1, 1, 2)),  # short rows that start anywhere have no vectors
+        (201, (8, 1, 1)),  # others are cut where vectors may start
     ],
 )
 def test_rows_stay_in_registers(width: int, expected: tuple[int, int, int]) -> None:
@@ -125,7 +126,7 @@ def test_more_rows_get_more_threads() -> None:
     kernel = GpuKernel(samples.layer_norm("bf16", 384).text, sizes={0: (1, 8192), 1: (0, 0)})
     assert kernel.axes == [Expr.symbol(0)]
     chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
-    assert [(each.threads, each.ctas) for each in chosen] == [(64, 1), (128, 2), (256, 3)]
+    assert [(each.threads, each.ctas) for each in chosen] == [(64, 1), (128, 2), (256, 4)]
     bounds = [(lower, upper) for (lower,), (upper,), _, _ in kernel.buckets]
     assert bounds == [(1, 264), (265, 1056), (1057, 8192)]
 

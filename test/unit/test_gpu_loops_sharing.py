@@ -12,7 +12,7 @@ import torch
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from unit import gpu_loop_samples as samples
 from unit.cpu_kernels import access, assert_close, tensor
-from unit.gpu_loop_samples import values
+from unit.gpu_loop_samples import assert_near, values
 from unit.simulated_loops import GpuKernel
 
 _PROCESSORS = 8
@@ -111,3 +111,48 @@ def test_vocabularies_are_shared_where_rows_are_few() -> None:
     for variant in kernel.variants[:2]:
         [resources] = GpuKernel(samples.softmax("bf16").text, variant).assemble().resources.values()
         assert resources.spill_store_bytes == 0
+
+
+# The next row ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["loops_v8_w1_k2_t64_c1_next", "loops_v8_w2_k2_t64_c1_next"])
+@pytest.mark.parametrize("wide", ["", "_wide"])
+@pytest.mark.parametrize(("m", "n"), [(0, 64), (1, 64), (9, 0), (9, 64), (21, 120), (9, 63)])
+def test_the_next_row_is_fetched(variant: str, wide: str, m: int, n: int) -> None:
+    """Nothing but rows that are there: the simulated GPU refuses other memory. Rows of no whole
+    vectors are taken without."""
+    sample = samples.softmax("bf16")
+    [x] = sample.inputs(m, n)
+    [y] = _lowered(sample.text, variant + wide)([x], m, n)
+    assert_near("bf16", [y], sample.expected(x))
+
+
+def test_all_rows_of_a_sum_are_fetched() -> None:
+    """Rows of both addends, not the weights, which all rows share."""
+    sample = samples.layer_norm("bf16", 64, residual=True)
+    kernel = _lowered(sample.text, "loops_v8_w1_k1_t64_c1_next")
+    assert kernel.ptx().ptx.count("cp.async.bulk.prefetch.L2") == 2
+    inputs = sample.inputs(37)
+    got = kernel(inputs, 37, 0)
+    assert_near("bf16", got, sample.expected(*inputs))
+
+
+def test_rows_of_several_dims_or_not_in_place_are_not_fetched() -> None:
+    """Columns that are read across are no bytes side by side."""
+    x, y = tensor("bf16", "s1", "s0"), tensor("f32", "s0")
+    text = f"""
+        shapejit.kernel @k symbols 2 (%x: {x}) {{
+          %y = shapejit.loop over [s0, s1] ins(%x at {access(2, "d1, d0")} : {x})
+              outs(add {access(2, "d0")} : {y}) {{
+          ^bb0(%v: bf16):
+            %w = arith.extf %v : bf16 to f32
+            shapejit.yield %w : f32
+          }}
+          shapejit.yield %y : {y}
+        }}"""
+    kernel = _lowered(text, "loops_v8_w1_k2_t64_c1_next")
+    assert "prefetch" not in kernel.ptx().ptx
+    [v] = (values("bf16", 24, 40),)
+    [got] = kernel([v], 40, 24)
+    assert_near("f32", [got], [v.double().sum(0)])

@@ -5,8 +5,9 @@
 // RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu='schedule=loops_v4_w1_k2_t128_c4 parameters=block programmatic=true constant-weights=true' | FileCheck %s --check-prefix=BLOCK
 // RUN: shapejit-opt %s --split-input-file --shapejit-lower-loops-to-gpu=schedule=loops_v4_w1_k2_t128_c4_wide | FileCheck %s --check-prefix=WIDE
 
-// Rows of a size that is not known: in vectors if the size is a multiple, else one by one, and read
-// again if they are too long for registers. Bools are bytes.
+// Rows of a size that is not known: in vectors if the size is a multiple, else cut where addresses
+// are, with one more element of what is ahead of the vectors or behind them; and read again, one by
+// one, if they are too long for registers. Bools are bytes.
 
 // CHECK-LABEL: gpu.module @any__loops_v4_w1_k2_t128_c4
 // CHECK: %[[REST:.*]] = arith.remui
@@ -19,7 +20,11 @@
 // CHECK: nvvm.shfl.sync bfly
 // CHECK: else
 // CHECK: scf.if
-// CHECK-COUNT-8: "mov.b16 $0, 0; @$2 ld.global.u8 $0, [$1+{{[0-9]+}}];"
+// CHECK: arith.minui
+// CHECK-COUNT-2: "mov.b32 $0, 0; @$2 ld.global.b32 $0, [$1+{{[0-9]+}}];"
+// CHECK: "mov.b16 $0, 0; @$2 ld.global.u8 $0, [$1+0];"
+// CHECK: arith.ori
+// CHECK: nvvm.shfl.sync bfly
 // CHECK: else
 // CHECK: scf.for
 // CHECK: scf.for

@@ -14,7 +14,7 @@ import numpy as np
 
 from reference.hopper import register_products
 from reference.hopper.machine import Steps, Wait, Warp
-from reference.hopper.memory import WINDOW
+from reference.hopper.memory import WINDOW, SimulationError
 from reference.hopper.scalars import round_bf16, signed
 
 _TYPES: dict[str, Any] = {
@@ -366,8 +366,21 @@ def _copy(state: _State, parts: Sequence[str], *operands: str) -> None:
         target, source, width, *size = operands
         count = state.get(size[0], np.uint32) if size else np.uint32(int(width))
         warp.copy_line(state.address(target), state.address(source), int(width), count)
+    elif parts == ("async", "bulk", "prefetch", "L2", "global"):
+        _fetch(state, *operands)
     else:
         raise NotImplementedError(f"cp.{'.'.join(parts)}")
+
+
+def _fetch(state: _State, source: str, width: str) -> None:
+    """Memory that is brought to a cache: all that can be seen of it is that it has to be there."""
+    size = np.broadcast_to(state.get(width, np.uint32), 32)[state.warp.mask]
+    if not size.all() or (size % 16).any():
+        raise SimulationError("fetches bytes to a cache that are none or no multiple of 16")
+    first = np.broadcast_to(state.address(source), 32)
+    last = first + np.broadcast_to(state.get(width, np.uint64), 32) - np.uint64(16)
+    for address in (first, last):
+        state.warp.load("global", address, 16)
 
 
 def _vote(state: _State, parts: Sequence[str], target: str, source: str, _: str) -> None:
