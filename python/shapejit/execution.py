@@ -21,6 +21,8 @@ from shapejit.codegen import JitLibrary
 
 if TYPE_CHECKING:
     from shapejit.gpu.graph import GraphUse
+    from shapejit.native_calls import Inputs
+    from shapejit.shape_calls import ShapeCall
 
 # shapejit_plan takes about as long as giving up the GIL would; shapejit_run gives it up.
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -111,6 +113,33 @@ class Execution(Protocol):
             ArenaError: there is not enough memory.
         """
 
+    def run_tensors(
+        self,
+        inputs: Inputs,
+        leaves: Sequence[Any],
+        weights: bytes,
+        outputs: Sequence[torch.Tensor],
+        call: ShapeCall,
+        place: Place | None,
+    ) -> bool:
+        """The same as `run`, with the addresses read from tensors by native code.
+
+        Args:
+            inputs: which leaves are read, in order.
+            leaves: of the call.
+            weights: the addresses that come after those of the inputs.
+            outputs: the tensors that come after these.
+            call: what the program needs for these sizes.
+            place: as for `run`.
+
+        Returns:
+            Whether it was done. It is not where it would be of no use, or where an input has to be
+            copied first: `run` is to be called then.
+
+        Raises:
+            ArenaError: as for `run`.
+        """
+
 
 def host_library(artefacts: Artefacts, symbols: dict[str, int]) -> JitLibrary:
     """The host program of a program, linked with functions that it calls by address."""
@@ -179,6 +208,18 @@ class CpuExecution:
             self._run(symbols, buffers, arena.data_ptr(), torch.get_num_threads())
         finally:
             self._arenas.release(arena)
+
+    def run_tensors(
+        self,
+        inputs: Inputs,
+        leaves: Sequence[Any],
+        weights: bytes,
+        outputs: Sequence[torch.Tensor],
+        call: ShapeCall,
+        place: Place | None,
+    ) -> bool:
+        """See `Execution`; on a CPU, calls take far longer than what there would be to gain."""
+        return False
 
 
 def execution_for(artefacts: Artefacts, device: torch.device | None = None) -> Execution:

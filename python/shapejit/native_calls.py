@@ -102,11 +102,13 @@ if TYPE_CHECKING:
                 kernels take them: no tensors of torch, negated ones, ones that need a gradient.
             """
 
-        def add(self, plan: Plan, *arguments: Any) -> Tensor:
-            """Has a plan serve calls like one, and launches that.
+        def add(self, plan: Plan, *arguments: Any) -> None:
+            """Has a plan serve calls like one. If there is one already, that stays, with what the
+            new one chooses.
 
             Raises:
                 TypeError: a tensor cannot be read.
+                ValueError: it serves other calls.
             """
 
         def clear(self) -> None:

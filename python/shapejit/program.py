@@ -32,6 +32,7 @@ from shapejit.changes import Changes, own_copy
 from shapejit.diagnosis import named, values_text
 from shapejit.errors import ErrorId, quote
 from shapejit.execution import Execution, Place, execution_for
+from shapejit.native_calls import Inputs
 from shapejit.outputs import GivenOutputs
 from shapejit.report_graphs import GraphStats
 from shapejit.shape_calls import OutputSpec, ShapeCall, ShapeCalls
@@ -189,6 +190,9 @@ class Program(nn.Module):
         self._read_plan = struct.Struct(f"{2 + sum(artefacts.output_ranks)}q").unpack
         self._tables = self._new_tables(self._weights.last)
         self._first_output = len(self._tensor_inputs) + len(self._weights.last.pointers)
+        self._native_inputs = Inputs(
+            self._tensor_inputs, self._execution.alignment, self._execution.for_empty
+        )
         self._calls = ShapeCalls(self._execution)
         self._counters = _Counters()
         self._copies_logged = False
@@ -294,6 +298,9 @@ class Program(nn.Module):
         place: Place | None,
     ) -> int:
         """Run the native code with these weights: how many inputs had to be copied."""
+        inputs = self._native_inputs
+        if execution.run_tensors(inputs, leaves, weights.words, outputs, call, place):
+            return 0
         tables = self._tables
         if tables.weights is not weights:
             tables = self._tables = self._new_tables(weights)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from shapejit.allocation import Allocate, direct_allocator
+from shapejit.allocation import Allocate, contiguous, direct_allocator
 from shapejit.execution import Execution
 
 _MOST_CALLS = 4096
@@ -26,17 +27,19 @@ class ShapeCall:
     Attributes:
         symbols: the value of every symbol, 0 for derived ones.
         native: the same as native code reads it.
+        address: of that.
         arena_bytes: the working memory that they need.
         outputs: the tensors of their result.
         counted: whether the combination is among those that `Program.stats` counts.
     """
 
-    __slots__ = ("arena_bytes", "counted", "native", "outputs", "symbols")
+    __slots__ = ("address", "arena_bytes", "counted", "native", "outputs", "symbols")
 
     def __init__(
         self, symbols: list[int], native: Any, arena_bytes: int, outputs: Sequence[Output]
     ) -> None:
         self.symbols, self.native = symbols, native
+        self.address = ctypes.addressof(native)
         self.arena_bytes = arena_bytes
         self.outputs = tuple(outputs)
         self.counted = False
@@ -96,11 +99,7 @@ class OutputSpec:
     def at(self, plan: Sequence[int]) -> Output:
         """The tensor of calls with a plan."""
         size = tuple(plan[self.start : self.end])
-        strides, step = [], 1
-        for length in reversed(size):
-            strides.append(step)
-            step *= max(length, 1)
-        return self._allocate, size, tuple(reversed(strides)), self._dtype
+        return self._allocate, size, contiguous(size), self._dtype
 
 
 __all__ = ["OutputSpec", "ShapeCall", "ShapeCalls"]

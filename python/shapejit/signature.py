@@ -28,6 +28,7 @@ from shapejit.artefacts import (
     TensorInput,
 )
 from shapejit.errors import ErrorId, ShapeJitError, quote
+from shapejit.native_calls import Sizes
 from shapejit.symbolic import Expr
 
 UNBOUNDED = sys.maxsize
@@ -90,7 +91,9 @@ class Signature:
             for index, spec in enumerate(inputs)
             if isinstance(spec, ConstantInput)
         )
+        self._only_tensors = not self._ints and not self._constants
         self._compile_plan()
+        self._native_sizes = _native_sizes(self.tensors, device)
 
     @cached_property
     def names(self) -> str:
@@ -181,17 +184,20 @@ class Signature:
         Raises:
             ShapeJitError: as for `bind`.
         """
-        sizes = self._tensor_sizes(leaves)
+        sizes = None if self._native_sizes is None else self._native_sizes.read(leaves)
+        if sizes is None:
+            sizes = self._tensor_sizes(leaves)
         if sizes is None:
             raise self._diagnose(leaves)
+        if self._only_tensors:
+            return sizes
         for index in self._ints:
             if type(leaves[index]) is not int:
                 raise self._diagnose(leaves)
-            sizes.append(leaves[index])
         for index, value in self._constants:
             if not same_constant(leaves[index], value):
                 raise self._diagnose(leaves)
-        return tuple(sizes)
+        return (*sizes, *(leaves[index] for index in self._ints))
 
     def solve(self, sizes: tuple[int, ...], leaves: Sequence[Any]) -> list[int]:
         """Check the sizes of a call and return the value of every symbol, 0 for derived ones.
@@ -204,7 +210,7 @@ class Signature:
             raise self._diagnose(leaves)
         return symbols
 
-    def _tensor_sizes(self, leaves: Sequence[Any]) -> list[int] | None:
+    def _tensor_sizes(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
         """The sizes of all tensors in a row; None if a leaf is no tensor as it has to be."""
         sizes: list[int] = []
         device, number, strided = self.device, self._device_number, torch.strided
@@ -224,7 +230,7 @@ class Signature:
         except (AttributeError, RuntimeError, TypeError):
             # It is something else, or a nested tensor, which calls itself strided.
             return None
-        return sizes
+        return tuple(sizes)
 
     def with_derived(self, symbols: Sequence[int]) -> list[int]:
         """The values that `bind` gave, with those of derived symbols filled in."""
@@ -336,6 +342,25 @@ def _solver(
     exec("def solve(sizes):\n " + "\n ".join(lines), namespace)
     solve: Callable[[tuple[int, ...]], list[int] | None] = namespace["solve"]
     return solve
+
+
+# Devices by type, as DLPack numbers them.
+_DEVICE_TYPES = {"cpu": 1, "cuda": 2}
+
+
+def _native_sizes(tensors: Sequence[tuple[int, TensorInput]], device: torch.device) -> Sizes | None:
+    """What reads the sizes of tensors natively; None if it cannot tell such tensors from others."""
+    number = 0 if device.type == "cpu" else device.index
+    if device.type not in _DEVICE_TYPES or number is None:
+        return None
+    expected = [
+        (index, torch.empty(0, dtype=getattr(torch, spec.dtype)), len(spec.dims))
+        for index, spec in tensors
+    ]
+    try:
+        return Sizes(expected, _DEVICE_TYPES[device.type], number)
+    except (BufferError, RuntimeError):  # DLPack has no such element type
+        return None
 
 
 def solve_affine(size: Expr) -> tuple[int, int, int] | None:

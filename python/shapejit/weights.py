@@ -13,6 +13,8 @@ address is noticed, and what the program's own ``load_state_dict`` writes.
 
 from __future__ import annotations
 
+import functools
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -64,6 +66,11 @@ class Buffers:
     copied_bytes: int
     storages: tuple[torch.UntypedStorage, ...] = ()
     hoisted: tuple[Tensor | None, ...] = ()
+
+    @functools.cached_property
+    def words(self) -> bytes:
+        """The addresses as native code reads them."""
+        return struct.pack(f"{len(self.pointers)}Q", *self.pointers)
 
     @property
     def hoisted_bytes(self) -> int:

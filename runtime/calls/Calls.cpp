@@ -116,11 +116,6 @@ bool readCall(Calls &calls, GemmCall &call, PyObject *const *arguments, Py_ssize
   return false;
 }
 
-PyObject *run(Calls &calls, Plan &plan, const GemmCall &call, PyObject *const *arguments) {
-  Ref held(Ref::more(reinterpret_cast<PyObject *>(&plan))); // others may drop it meanwhile
-  return runCall(plan, call, arguments, calls.streamOf, calls.sharedMemoryError);
-}
-
 /// calls.run(..): the result; None if there is no plan for the call, or Python has to look at it
 PyObject *runKnown(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
   Calls &calls = callsOf(self);
@@ -131,10 +126,11 @@ PyObject *runKnown(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Plan *plan = calls.find(call.key);
   if (!plan)
     Py_RETURN_NONE;
-  return run(calls, *plan, call, arguments);
+  Ref held(Ref::more(reinterpret_cast<PyObject *>(plan))); // others may drop it meanwhile
+  return runCall(*plan, call, arguments, calls.streamOf, calls.sharedMemoryError);
 }
 
-/// calls.add(plan, ..): has a plan serve calls like this one, and gives its result
+/// calls.add(plan, ..): has a plan serve calls like this one
 PyObject *add(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
   Calls &calls = callsOf(self);
   if (count < 1 || Py_TYPE(arguments[0]) != planType) {
@@ -150,10 +146,18 @@ PyObject *add(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     }
     return nullptr;
   }
-  Plan *plan = calls.find(call.key); // of another thread that came first
-  if (!plan)
-    calls.add(*(plan = reinterpret_cast<Plan *>(arguments[0])), call);
-  return run(calls, *plan, call, arguments + 1);
+  auto &plan = *reinterpret_cast<Plan *>(arguments[0]);
+  if (Plan *known = calls.find(call.key)) {
+    // Of another thread that came first, or of a time when fewer kernels were there.
+    known->starts.swap(plan.starts);
+    known->prepared.swap(plan.prepared);
+  } else if (plan.key.empty()) {
+    calls.add(plan, call);
+  } else {
+    PyErr_SetString(PyExc_ValueError, "the plan serves other calls already");
+    return nullptr;
+  }
+  Py_RETURN_NONE;
 }
 
 PyObject *clear(PyObject *self, PyObject *) {

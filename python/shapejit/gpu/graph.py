@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_int32, c_int64, c_void_p, cast
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,7 +240,15 @@ class GraphProgram:
         """
         status = self._run(self._handle, symbols, buffers, arena, stream)
         if status:
-            self._answer(status, symbols, buffers, arena, stream)
+            self.answer(
+                status, symbols, lambda: self._run(self._handle, symbols, buffers, arena, stream)
+            )
+
+    @property
+    def native(self) -> tuple[int, int]:
+        """Address of the runtime's function ``shapejitRtCudaProgramRun`` and what it is called
+        with first, for native code; valid while this object lives."""
+        return cast(self._run, c_void_p).value or 0, self._handle.value or 0
 
     def use(self) -> GraphUse:
         """What the program has and did."""
@@ -257,11 +265,20 @@ class GraphProgram:
         if not self._making.idle.wait(seconds):
             raise TimeoutError(f"graphs of a program are not made after {seconds:g} s")
 
-    def _answer(self, status: int, symbols: Any, buffers: Any, arena: Any, stream: int) -> None:
-        """What is to be done after a call whose status is not 0."""
+    def answer(self, status: int, symbols: Any, again: Callable[[], int]) -> None:
+        """Does what is to be done after a call whose status is not 0.
+
+        Args:
+            status: what the runtime's function returned.
+            symbols: as for `run`.
+            again: makes the same call, and gives its status.
+
+        Raises:
+            LaunchError, DriverCallError: as for `run`.
+        """
         while status == _REGION_MISSING:
             self._add_region(self._region_of(symbols))
-            status = self._run(self._handle, symbols, buffers, arena, stream)
+            status = again()
         if status != _GRAPH_MISSING:
             self._runtime.check(status)
         elif self._making.want():

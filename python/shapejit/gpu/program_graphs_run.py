@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from ctypes import c_int64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,11 @@ from shapejit.gpu.graph import GraphLaunch, GraphProgram, GraphUse, Head
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.program_graphs import GraphCode
 from shapejit.gpu.program_run import GpuExecution, Streams, code_of
+
+if TYPE_CHECKING:
+    from shapejit.execution import Place
+    from shapejit.native_calls import Inputs
+    from shapejit.shape_calls import ShapeCall
 
 #: Streams that have a block and graphs of a program each.
 _MOST_INSTANCES = 8
@@ -54,8 +59,30 @@ class GraphExecution(GpuExecution):
         )
         self._symbols = c_int64 * max(len(artefacts.symbols), 1)
 
+        self._native = self._program.native
+
     def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
         self._program.run(symbols, buffers, arena, stream)
+
+    def run_tensors(
+        self,
+        inputs: Inputs,
+        leaves: Sequence[Any],
+        weights: bytes,
+        outputs: Sequence[torch.Tensor],
+        call: ShapeCall,
+        place: Place | None,
+    ) -> bool:
+        """See `Execution`."""
+        arena = self._arena(call.arena_bytes, place)
+        assert place is not None, "calls on a GPU have a place"
+        arguments = (
+            leaves, weights, outputs, *self._native, call.address, arena.address, place[0],
+        )  # fmt: skip
+        status = inputs.run(*arguments)
+        if status:
+            self._program.answer(status, call.native, lambda: inputs.run(*arguments) or 0)
+        return status is not None
 
     @property
     def code_bytes(self) -> int:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from shapejit.arena import StreamArenas, stream_arena
+from shapejit.arena import StreamArena, StreamArenas, stream_arena
 from shapejit.artefacts import ENTRY_RUN, Artefacts
 from shapejit.errors import ErrorId
 from shapejit.execution import Place, host_library, plan_function
@@ -41,6 +41,8 @@ from shapejit.gpu.program_code import GpuCode
 
 if TYPE_CHECKING:
     from shapejit.gpu.graph import GraphUse
+    from shapejit.native_calls import Inputs
+    from shapejit.shape_calls import ShapeCall
 
 #: Of addresses of inputs and weights, in bytes: what tensor maps need.
 _ALIGNMENT = 16
@@ -221,14 +223,30 @@ class GpuExecution:
             ArenaError: there is not enough memory.
             CudaError: a launch failed; names the kernel and its sizes.
         """
+        arena = self._arena(arena_bytes, place)
+        assert place is not None, "calls on a GPU have a place"
+        self._queue(symbols, buffers, arena.address, place[0])
+
+    def run_tensors(
+        self,
+        inputs: Inputs,
+        leaves: Sequence[Any],
+        weights: bytes,
+        outputs: Sequence[torch.Tensor],
+        call: ShapeCall,
+        place: Place | None,
+    ) -> bool:
+        """See `Execution`; programs of few launches go through `run`."""
+        return False
+
+    def _arena(self, arena_bytes: int, place: Place | None) -> StreamArena:
+        """Working memory of a call, to be held until it is queued."""
         assert place is not None, "calls on a GPU have a place"
         stream, captured = place
         if captured:
             # Given back to the graph's pool, where what the graph runs later may have it.
-            arena = stream_arena(arena_bytes, self.device)
-        else:
-            arena = self._arenas.of(stream, arena_bytes)
-        self._queue(symbols, buffers, arena.address, stream)
+            return stream_arena(arena_bytes, self.device)
+        return self._arenas.of(stream, arena_bytes)
 
     def _queue(self, symbols: Any, buffers: Any, arena: int, stream: int) -> None:
         """Queues all work of a call in a stream."""
