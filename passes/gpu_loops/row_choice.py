@@ -29,8 +29,9 @@ _WARP_ROW, _SMALL_ROW, _CTA_ROW = 256, 2048, 16384
 # the first so many also for heads. Records of one word of a thread of 1024 beyond.
 _SORTED = ((64, 1, 4), (256, 1, 4), (1024, 8, 4), (4096, 16, 2))
 _SORTED_FOR_HEADS, _RECORDS = 3, 16
-# CTAs of clusters that sort a row: fewer kinds than elsewhere, since sorts are large kernels.
-_SORT_CLUSTERS = (16, 4)
+# CTAs of clusters that sort a row: fewer kinds than elsewhere, since sorts are large kernels. And
+# threads of each.
+_SORT_CLUSTERS, _SORT_THREADS = (16, 4), 1024
 # Elements that a CTA looks at for a head before it sees whether to sort.
 _TILE = 2048
 
@@ -90,17 +91,40 @@ def _sort_tiers(phase: RowOp, device: Device) -> list[Tier]:
     if not phase.problem.is_whole:
         return [*tiers[:_SORTED_FOR_HEADS], *_head_tiers(device)]
     chunks = _RECORDS // words
-    for cluster in (1, *reversed(_SORT_CLUSTERS)):
-        capacity = chunks * 1024 * cluster
-        reason = f"up to {capacity} elements sorted in the shared memory of {cluster} CTAs"
-        schedule = LoopSchedule(1, 32, chunks, 1024, 1, cluster)
-        tiers.append(Tier(capacity, None, schedule, reason))
+    tiers += _shared_sort_tiers(chunks, device)
     for cluster in _SORT_CLUSTERS:
         most = device.multiprocessors // cluster
         reason = f"up to {most} rows, each sorted in memory by a cluster of {cluster} CTAs"
         tiers.append(Tier(None, most, LoopSchedule(chunks, 32, 0, 1024, 1, cluster), reason))
     whole = LoopSchedule(chunks, 32, 0, 1024, 1)
     tiers.append(Tier(None, None, whole, "a CTA a row, sorted in memory"))
+    return tiers
+
+
+def _shared_sort_tiers(chunks: int, device: Device) -> list[Tier]:
+    """Rows that the shared memory of a CTA or a cluster holds. What a CTA sorts alone takes most of
+    the time, and more than in proportion to its records: so a row has as many CTAs as there are for
+    each, and they have equal parts of the longest row.
+
+    Args:
+        chunks: records of a thread of 1024, at most.
+    """
+    tiers = []
+    for doublings in range(_SORT_CLUSTERS[0].bit_length()):
+        capacity = chunks * _SORT_THREADS << doublings
+        fits = [
+            cluster
+            for cluster in (*_SORT_CLUSTERS, 1)
+            if _SORT_THREADS <= capacity // cluster <= chunks * _SORT_THREADS
+        ]
+        for cluster in fits:
+            most = None if cluster == fits[-1] else device.multiprocessors // cluster
+            each = capacity // (_SORT_THREADS * cluster)
+            schedule = LoopSchedule(1, _SORT_THREADS // WARP, each, _SORT_THREADS, 1, cluster)
+            rows = "" if most is None else f" of up to {most} rows,"
+            ctas = "a CTA" if cluster == 1 else f"{cluster} CTAs"
+            reason = f"up to {capacity} elements{rows} sorted in the shared memory of {ctas}"
+            tiers.append(Tier(capacity, most, schedule, reason))
     return tiers
 
 

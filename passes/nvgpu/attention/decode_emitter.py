@@ -26,7 +26,7 @@ from shapejit.passes.nvgpu.attention.decode_partial import (
     PartialTiles,
     TileRows,
     combine_bytes,
-    rounds_of,
+    rows_at_once,
 )
 from shapejit.passes.nvgpu.attention.decode_rows import (
     PackedCopy,
@@ -35,7 +35,7 @@ from shapejit.passes.nvgpu.attention.decode_rows import (
     group_of,
     store_row,
 )
-from shapejit.passes.nvgpu.attention.decode_work import Part, SplitWork
+from shapejit.passes.nvgpu.attention.decode_work import Handover, Part, SplitWork
 from shapejit.passes.nvgpu.attention.emitter import AttentionKernel
 from shapejit.passes.nvgpu.attention.exchange import exchange
 from shapejit.passes.nvgpu.attention.masks import Queries
@@ -97,7 +97,7 @@ class SplitKernel(AttentionKernel):
             self._plan()
             self._cta = units.unit
             self._work = work = SplitWork(
-                self._tiles, self._blocks, units.unit, units.units, self._rounds
+                self._tiles, self._blocks, units.unit, units.units, self._handover
             )
             if not self._problem.has_one_length:
                 function.await_predecessors()
@@ -136,7 +136,7 @@ class SplitKernel(AttentionKernel):
         keys = self._spans.of(0, 0).keys if self._problem.has_one_length else self._limits.keys
         self._blocks = ceildiv(keys, self._schedule.block)
         rows = umin(mul(queries, group), ROWS)
-        self._rounds = rounds_of(rows, self._value_tile.width, self._count)
+        self._handover = Handover(rows, rows_at_once(self._value_tile.width, self._count))
         self._partial = PartialTiles(
             self._function,
             self._memory,

@@ -24,14 +24,14 @@ from mlir.dialects import arith, llvm
 from shapejit.passes.nvgpu import ptx as base_ptx
 from shapejit.passes.nvgpu.attention import ptx
 from shapejit.passes.nvgpu.attention.decode_rows import PackedRows, store_row
-from shapejit.passes.nvgpu.attention.decode_work import Part
+from shapejit.passes.nvgpu.attention.decode_work import PARTS_AT_ONCE, ROWS_AT_ONCE, Part
 from shapejit.passes.nvgpu.attention.softmax import Softmax, State, across_row, number, row_of
 from shapejit.passes.nvgpu.builder import (
+    Branches,
     Num,
     Type,
     Value,
     add,
-    ceildiv,
     compare,
     constant,
     f32,
@@ -55,9 +55,7 @@ from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
 _COUNTER_BYTES = 4096
 _STATE_BYTES = 8  # maximum and total of a row
 _QUAD = 4  # columns that a thread adds
-# Parts whose sums are on their way at once. Of a tile full of rows every thread adds several rows,
-# one after the other, so each wait for memory counts that often.
-_AT_ONCE = 16
+_AT_ONCE = PARTS_AT_ONCE * ROWS_AT_ONCE  # sums of a thread that are on their way together
 _NUMBER_BYTES = 4
 _SHARED_NUMBERS = _QUAD + 2  # that a thread leaves for another one: sums, maximum and total
 
@@ -67,16 +65,13 @@ def combine_bytes(threads: int) -> int:
     return threads * _SHARED_NUMBERS * _NUMBER_BYTES
 
 
-def rounds_of(rows: Num, columns: int, threads: int) -> Num:
-    """How often the threads that add the parts of a tile wait for memory, with few parts: i32.
+def rows_at_once(columns: int, threads: int) -> int:
+    """Rows of which so many threads have a few columns each.
 
     Args:
-        rows: of the tile, i32.
         columns: of a row, with padding.
-        threads: how many there are.
     """
-    at_once = max(threads // (columns // _QUAD), 1)
-    return ceildiv(rows, at_once)
+    return max(threads // (columns // _QUAD), 1)
 
 
 @dataclass(frozen=True)
@@ -181,51 +176,86 @@ class PartialTiles:
     # All parts ------------------------------------------------------------------------------------
 
     def _combine(self, part: Part, rows: TileRows) -> None:
-        """Adds all parts of a tile. Several threads share the parts of a few columns of a row, if
+        """Adds all parts of a tile."""
+        at_once = rows_at_once(self._columns, self._threads)
+        branches = Branches(compare("ule", rows.count, at_once))
+        with branches.then():
+            self._combine_few(part, rows, at_once)
+        with branches.otherwise():
+            self._combine_many(part, rows, at_once)
+
+    def _combine_few(self, part: Part, rows: TileRows, at_once: int) -> None:
+        """Of at most so many rows: several threads share the parts of a few columns of a row, if
         there are too few rows for all threads."""
         across = self._columns // _QUAD  # threads of a row
-        places = self._threads // across
-        together: Value = constant(places)  # rows at once
+        places = at_once
+        together: Value = constant(places)  # rows
         while places > 1:
             places //= 2
             together = select(compare("ule", rows.count, places), places, together)
         teams = udiv(self._threads // across, together)
         number_, column = udiv(self._thread, across), mul(urem(self._thread, across), _QUAD)
-        own, team = urem(number_, together), udiv(number_, together)
-        with loop(0, rows.count, together) as each:
-            ptx.keep_rolled()
-            row = add(each.index, own)
-            read = umin(row, sub(rows.count, 1))
-            self._share(self._sum(part, team, teams, read, column))
-            self._synchronize()
-            with when(arith.andi(compare("eq", team, 0), compare("ult", row, rows.count))):
-                _, total, sums = self._gather(teams, mul(together, across))
-                means = self._softmax.mean(total, sums)
-                packed = add(rows.first, row)
-                store_row(rows.result, packed, column, {0: means}, rows.size, rows.element)
-            self._synchronize()
-
-    def _sum(
-        self, part: Part, team: Num, teams: Num, row: Num, column: Num
-    ) -> tuple[Value, Value, list[Value]]:
-        """What a team has of a row: its parts, in order."""
+        row, team = urem(number_, together), udiv(number_, together)
         first, end = (udiv(mul(each, part.sharers), teams) for each in (team, add(team, 1)))
-        place = wide(mul(add(mul(row, self._columns), column), _NUMBER_BYTES))
-        state_at = wide(add(mul(row, _STATE_BYTES), self._sums_bytes))
-        nothing = [number(float("-inf")), *[number(0)] * (_QUAD + 1)]
-        with loop(first, end, _AT_ONCE, nothing) as parts:
-            found = [
-                self._load(part, parts.index, i, end, place, state_at) for i in range(_AT_ONCE)
-            ]
-            maximum, total, *sums = parts.carried
-            maximum, total, sums = self._softmax.combine(
-                [maximum, *(each[0] for each in found)],
-                [total, *(each[1] for each in found)],
-                [sums, *(each[2] for each in found)],
+        read = umin(row, sub(rows.count, 1))
+        [seen] = self._sums(part, (first, end), [read], column)
+        self._share(seen)
+        self._synchronize()
+        with when(arith.andi(compare("eq", team, 0), compare("ult", row, rows.count))):
+            _, total, sums = self._gather(teams, mul(together, across))
+            self._store(rows, row, column, total, sums)
+
+    def _combine_many(self, part: Part, rows: TileRows, at_once: int) -> None:
+        """Of more rows: threads have several each."""
+        across = self._columns // _QUAD
+        number_, column = udiv(self._thread, across), mul(urem(self._thread, across), _QUAD)
+        with loop(0, rows.count, ROWS_AT_ONCE * at_once) as each:
+            ptx.keep_rolled()
+            own = [add(each.index, add(number_, i * at_once)) for i in range(ROWS_AT_ONCE)]
+            read = [umin(row, sub(rows.count, 1)) for row in own]
+            found = self._sums(part, (0, part.sharers), read, column)
+            for row, (_, total, sums) in zip(own, found, strict=True):
+                with when(compare("ult", row, rows.count)):
+                    self._store(rows, row, column, total, sums)
+
+    def _store(
+        self, rows: TileRows, row: Num, column: Num, total: Value, sums: Sequence[Value]
+    ) -> None:
+        means = self._softmax.mean(total, sums)
+        packed = add(rows.first, row)
+        store_row(rows.result, packed, column, {0: means}, rows.size, rows.element)
+
+    def _sums(
+        self, part: Part, reach: tuple[Num, Num], rows: Sequence[Num], column: Num
+    ) -> list[tuple[Value, Value, list[Value]]]:
+        """What parts from one to another have of some rows, added in their order."""
+        first, end = reach
+        step = _AT_ONCE // len(rows)
+        places = [
+            (
+                wide(mul(add(mul(row, self._columns), column), _NUMBER_BYTES)),
+                wide(add(mul(row, _STATE_BYTES), self._sums_bytes)),
             )
-            parts.next = [maximum, total, *sums]
-        maximum, total, *sums = parts.results
-        return maximum, total, sums
+            for row in rows
+        ]
+        size = _QUAD + 2
+        nothing = [number(float("-inf")), *[number(0)] * (size - 1)] * len(rows)
+        with loop(first, end, step, nothing) as parts:
+            found = [
+                [self._load(part, parts.index, i, end, *place) for i in range(step)]
+                for place in places
+            ]
+            parts.next = []
+            for row, loaded in enumerate(found):
+                maximum, total, *sums = parts.carried[row * size : (row + 1) * size]
+                maximum, total, sums = self._softmax.combine(
+                    [maximum, *(each[0] for each in loaded)],
+                    [total, *(each[1] for each in loaded)],
+                    [sums, *(each[2] for each in loaded)],
+                )
+                parts.next += [maximum, total, *sums]
+        results = [parts.results[at : at + size] for at in range(0, len(nothing), size)]
+        return [(maximum, total, sums) for maximum, total, *sums in results]
 
     def _load(
         self, part: Part, first: Num, further: int, end: Num, place: Num, state_at: Num
