@@ -27,22 +27,20 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import gemm_peers
 import torch
-from gemm_report import DISPATCHED, EARLY, PEERS, SINGLE, line, plot, summary
+from gemm_report import DISPATCHED, PEERS, SINGLE, line, plot, summary
 from torch import Tensor
 from torch.nn import functional
 
 import shapejit.ops as ops
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.ops.gemm import kernels_of
-from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_operands import Operands, result_shape
-from shapejit.ops.gemm_spec import GemmKind
 from shapejit.passes.buckets.device import H200
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
@@ -61,7 +59,6 @@ MODELS = (
 )  # fmt: skip
 VOCABULARIES = ((32000, 4096), (128256, 4096))
 
-_EARLY_MARK = ", early"  # ends the name of a provider
 _ROTATED_BYTES = 300_000_000
 _MAX_SETS = 16
 
@@ -140,27 +137,13 @@ def dispatched(cell: Cell) -> list[Call]:
     return [call(index) for index in range(len(cell.sets))]
 
 
-def kernels_started(kernels: KindKernels, early: bool) -> KindKernels:
-    """Kernels of a kind that all start early, or none of them."""
-    found = _started.get((kernels.kind, early))
-    if found is None:
-        found = KindKernels(
-            kernels.kind, kernels.device, kernels.memory, kernels.build, early=lambda _: early
-        )
-        _started[kernels.kind, early] = found
-    return found
-
-
-_started: dict[tuple[GemmKind, bool], KindKernels] = {}
-
-
-def scheduled(cell: Cell, schedule: GemmSchedule, early: bool = False) -> list[Call]:
+def scheduled(cell: Cell, schedule: GemmSchedule) -> list[Call]:
     """Calls of one schedule's kernel, whatever the cost model thinks of it."""
 
     def call(index: int) -> Call:
         operands, out = cell.operands(index), cell.sets[index][4]
         layout, kernels = kernels_of(operands, result_shape(operands), out.data_ptr())
-        loaded = kernels_started(kernels, early).load(schedule)
+        loaded = kernels.load(schedule)
         assert loaded.kernel is not None
         values = [value.evaluate(layout.symbols) for value in loaded.values]
         addresses = [tensor.data_ptr() for tensor in (*operands.tensors, out)]
@@ -309,8 +292,7 @@ def record_of(cell: Cell, dtype: str, name: str, times: dict[str, Any]) -> dict[
     if name == DISPATCHED:
         schedule = chosen(cell)
     elif name not in PEERS:
-        schedule, mark, _ = name.partition(_EARLY_MARK)
-        provider = EARLY if mark else SINGLE
+        schedule, provider = name, SINGLE
     return {
         "m": m, "n": n, "k": k, "batch": 1, "dtype": dtype,
         "provider": provider, **times, "schedule": schedule,
@@ -333,7 +315,6 @@ def prepare(cells: Sequence[Shape], dtype: torch.dtype, arguments: argparse.Name
     cell = Cell((8, 256, 256), dtype, arguments.epilogue)
     operands = cell.operands(0)
     _, kernels = kernels_of(operands, result_shape(operands), 0)
-    kernels = kernels_started(kernels, early=False)
     tried = [*CANDIDATES, *arguments.extra]
     start = time.perf_counter()
     for schedule, future in zip(tried, kernels.begin(tried), strict=True):
@@ -381,7 +362,8 @@ def providers_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, list[Ca
         for number, schedule in enumerate([*tried, *(each for each in best if each in extra)]):
             providers[str(schedule)] = scheduled(cell, schedule)
             if number < arguments.early:
-                providers[f"{schedule}{_EARLY_MARK}"] = scheduled(cell, schedule, early=True)
+                early = replace(schedule, early=True)
+                providers[str(early)] = scheduled(cell, early)
     providers[DISPATCHED] = dispatched(cell)
     for name, calls in providers.items():
         if name == DISPATCHED or name not in PEERS:

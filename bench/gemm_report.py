@@ -11,8 +11,8 @@ from typing import Any
 
 #: The provider that is `ops.gemm` as users call it.
 DISPATCHED = "nvgpu, dispatched"
-#: Single schedules, and those launched before the kernel ahead of them ends.
-SINGLE, EARLY = "nvgpu", "nvgpu, early"
+#: Single schedules.
+SINGLE = "nvgpu"
 PEERS = ("cublas", "torch.compile", "max-autotune")
 
 Shape = tuple[int, int, int]
@@ -29,8 +29,7 @@ def times(records: Sequence[Record], shape: Shape, key: str) -> dict[str, dict[s
     found: dict[str, dict[str, float]] = {}
     for record in records:
         if (record["m"], record["n"], record["k"]) == shape:
-            single = record["provider"] in (SINGLE, EARLY)
-            name = record["schedule"] if single else record["provider"]
+            name = record["schedule" if record["provider"] == SINGLE else "provider"]
             found.setdefault(record["provider"], {})[name] = record[key]
     return found
 
@@ -42,7 +41,6 @@ def line(records: Sequence[Record], shape: Shape) -> str:
     best = min(peers.values())
     own = [(t, "dispatched") for t in found.get(DISPATCHED, {}).values()]
     own += sorted((t, name) for name, t in found.get(SINGLE, {}).items())[:3]
-    own += [(t, f"{name} early") for name, t in found.get(EARLY, {}).items()]
     theirs = ", ".join(f"{name} {t:.1f}" for name, t in peers.items())
     ours = ", ".join(f"{name} {t:.1f} ({best / t:.3f})" for t, name in own)
     return f"{shape}: {theirs} | {ours}"

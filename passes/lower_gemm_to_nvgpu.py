@@ -70,6 +70,6 @@ class LowerGemmToNvgpu(LowerVariants[GemmSchedule]):
             variant,
             architecture,
             block=self.block,
-            programmatic=self.programmatic,
+            programmatic=self.programmatic or variant.early,
             constant_weights=self.constant_weights,
         )

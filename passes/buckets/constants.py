@@ -42,6 +42,11 @@ class Constants:
             the weights at once, as there are several tiles along the result's rows.
         handover: of partial sums through the second-level cache, once they are there.
         handover_rate: bytes a nanosecond of such sums that a multiprocessor reads.
+        early_gain: what a kernel gains that starts before the one ahead of it ends.
+        early_cache: how much longer the second-level cache takes then, if several tiles read the
+            same weights, as they lie in no order.
+        early_memory: how much longer device memory takes then, if much of the GPU stays free, as
+            the tiles lie unevenly.
         interference: the same of multiplying and filling, which share the ports of shared memory.
         leak: share of the shorter of two overlapping times that is seen in the end.
         factors: by `factor_key`, what a schedule's steps take beyond the model; 1 if missing.
@@ -62,6 +67,9 @@ class Constants:
     crowding: float = 1.3
     handover: float = 1.0
     handover_rate: float = 100.0
+    early_gain: float = 0.8
+    early_cache: float = 2.0
+    early_memory: float = 1.45
     leak: float = 0.15
     interference: float = 0.14
     factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
@@ -97,10 +105,11 @@ class Constants:
 
 def factor_key(schedule: GemmSchedule) -> str:
     """The schedule's name in `Constants.factors`: neither sharing the last wave nor reading weights
-    once changes its steps, nor are tf32's other than those of 16 bits."""
+    once nor when it starts changes its steps, nor are tf32's other than those of 16 bits."""
     depth = 2 * schedule.depth if schedule.tf32 else schedule.depth  # as many bytes
     split = schedule.cluster_split
-    return str(replace(schedule, depth=depth, split=split, stream=False, once=False, tf32=False))
+    name = replace(schedule, depth=depth, split=split, stream=False, once=False, tf32=False)
+    return str(replace(name, early=False))
 
 
 def _rounded(value: float) -> float:

@@ -31,6 +31,7 @@ from shapejit.passes.buckets.conv_factors import ConvFactors, conv_factors_of
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.buckets.halo import HaloTraits
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
+from shapejit.passes.nvgpu.body_cost import ELEMENTS_PER_CYCLE
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.simt import cost as simt
 from shapejit.passes.nvgpu.simt.cost import partial_bytes
@@ -60,10 +61,8 @@ _ROUNDING: Final = 1e-6
 _WHOLE: Final = np.ones((1, 1))
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
-# What a cluster that shares K gains when it starts early, in microseconds. But where they leave so
-# much of the GPU free, those of two launches lie unevenly, and device memory takes so much longer.
-_EARLY_GAIN: Final = 0.5
-_EARLY_FREE, _EARLY_MEMORY = 0.3, 1.33
+# Kernels that start early and leave so much of the room for CTAs free lie unevenly.
+_EARLY_FREE: Final = 0.3
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
 # time and in stages; how many stages a share has at least, and how many clusters share a tile.
 SHARED_TILE, HANDOVER_STAGES, MIN_SHARE, MAX_SHARERS = 108, 6, 4, 3
@@ -199,8 +198,6 @@ class CostModel:
         traits: of the problems.
         constants: rates of the device; those on record by default.
         conv_factors: of convolutions; those on record by default.
-        early: whether kernels that share K start before the one ahead of them ends, and others
-            do not, as `ops.gemm` launches them.
 
     Raises:
         ValueError: there are no schedules, or one does not fit on a multiprocessor; see `fitting`.
@@ -213,8 +210,6 @@ class CostModel:
         traits: GemmTraits | None = None,
         constants: Constants | None = None,
         conv_factors: ConvFactors | None = None,
-        *,
-        early: bool = False,
     ) -> None:
         self.device, self.schedules = device, tuple(schedules)
         if not self.schedules:
@@ -225,9 +220,7 @@ class CostModel:
             conv_factors = conv_factors_of(device.name)
         if conv_factors is not None:
             self.constants = conv_factors.rates(self.constants)
-        self._every = _Schedules(
-            self.schedules, device, self.traits, self.constants, conv_factors, early=early
-        )
+        self._every = _Schedules(self.schedules, device, self.traits, self.constants, conv_factors)
         lines = halo.lines_of(self.schedules)
         self._tiled = [number for number, each in enumerate(lines) if each]
         if self._tiled:
@@ -270,7 +263,6 @@ class _Schedules:
         schedules: of which a multiprocessor holds a CTA.
         device, traits, constants: as in `CostModel`.
         conv_factors: of convolutions; None for other products.
-        early: as in `CostModel`.
     """
 
     def __init__(
@@ -280,11 +272,8 @@ class _Schedules:
         traits: GemmTraits,
         constants: Constants,
         conv_factors: ConvFactors | None,
-        *,
-        early: bool = False,
     ) -> None:
         self.device, self.traits, self.constants = device, traits, constants
-        self.early = early
         factors = [_factor(constants, schedule, traits, conv_factors) for schedule in schedules]
         self._columns = _Columns(device, schedules, traits, constants, factors)
 
@@ -304,31 +293,48 @@ class _Schedules:
         column_tiles = np.ceil(columns * covered / s.columns - _ROUNDING)
         clusters = batch * row_tiles * column_tiles
         tiles = np.ceil(clusters / s.resident)
-        work, handed_over = self._work(clusters, tiles, steps)
+        parts = self._parts(clusters, steps)
+        work, handed_over = self._work(clusters, tiles, steps, parts)
         tensor, latency = work * s.step_of(tiles), self._latency(tiles, work)
-        crowding = np.where((s.cluster_split > 1) & (column_tiles > 1), c.crowding, 1.0)
+        crowds = (s.cluster_split > 1) & (column_tiles > 1) & ~s.early
+        crowding = np.where(crowds, c.crowding, 1.0)
         fill = work * s.fill_step * crowding
         moved = self._bytes(m, n, k, batch, row_tiles, column_tiles)
         memory = moved / (1e3 * c.memory_rate)
-        if self.early:
-            uneven = (s.cluster_split > 1) & (clusters < (1 - _EARLY_FREE) * s.resident)
-            memory = np.where(uneven, memory * _EARLY_MEMORY, memory)
         cache = (clusters * steps * s.asked * crowding + moved) / (1e3 * c.cache_rate)
+        if s.any_early:
+            room = (1 - _EARLY_FREE) * s.resident * s.ctas_per_sm
+            uneven = s.early & (clusters * parts < room)
+            memory = np.where(uneven, memory * c.early_memory, memory)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
         overlapped = _together(_together(busy, cache, c.interference), memory, c.leak)
+        if s.any_early:
+            read_again = s.early & (np.where(s.swapped, column_tiles, row_tiles) > 1)
+            cache = np.where(read_again, cache * c.early_cache, cache)
+            overlapped = np.maximum(overlapped, cache)
         # Of two consumers that take turns, one multiplies while the other stores.
         hidden = np.where(s.turns, overlapped / np.maximum(tiles, 1), 0.0)
         exposed = np.where(s.turns, np.maximum(s.epilogue - hidden, 0.0) / 2, s.epilogue)
         more = np.maximum(np.ceil(tiles / s.ctas_per_sm) - 1, 0)
         epilogue = s.epilogue + more * exposed + handed_over
         launch = np.broadcast_to(s.launch, overlapped.shape)
-        if self.early:
-            launch = np.where(s.cluster_split > 1, launch - _EARLY_GAIN, launch)
         time = launch + overlapped + epilogue
         fill = np.maximum(fill, cache)
         return Parts(*(part.T for part in (launch, memory, tensor, fill, latency, epilogue, time)))
 
-    def _work(self, clusters: Array, tiles: Array, steps: Array) -> tuple[Array, Array]:
+    def _parts(self, clusters: Array, steps: Array) -> Array:
+        """In how many parts CTAs without a cluster share the tiles of the last wave."""
+        s = self._columns
+        rest = clusters - np.floor(clusters / s.resident) * s.resident
+        parts = np.ones_like(rest)
+        for count in range(2, s.most_parts + 1):
+            deep = steps >= s.lead + LEAST_STAGES * count
+            parts += (s.handed_split >= count) & (rest > 0) & (rest * count <= s.resident) & deep
+        return parts
+
+    def _work(
+        self, clusters: Array, tiles: Array, steps: Array, parts: Array
+    ) -> tuple[Array, Array]:
         """Steps of the busiest multiprocessor, and the time to hand partial sums over."""
         s = self._columns
         whole = tiles * np.ceil(steps / s.cluster_split)
@@ -343,10 +349,6 @@ class _Schedules:
         streams = s.stream & (rest > 0) & worth
         # Whoever finishes a tile adds up the sums of the others that have a part of it.
         others = np.ceil(sharers / np.maximum(rest, 1))
-        parts = np.ones_like(rest)
-        for count in range(2, s.most_parts + 1):
-            deep = steps >= s.lead + LEAST_STAGES * count
-            parts += (s.handed_split >= count) & (rest > 0) & (rest * count <= s.resident) & deep
         splits = parts > 1
         given = np.floor(np.maximum(steps - s.lead, 0) / parts)
         others = np.where(splits, parts - 1, others)
@@ -422,6 +424,8 @@ class _Columns:
         self.most_parts = max(s.split // s.cluster_split for s in schedules)
         self.swapped = np.array([[s.swapped] for s in schedules])
         self.stream = np.array([[s.stream] for s in schedules])
+        self.early = np.array([[s.early] for s in schedules])
+        self.any_early = bool(self.early.any())
         # Also of those with resident filters each consumer has tiles of its own.
         self.turns = np.array([[s.turns or s.resident] for s in schedules])
         self.any_handover = bool(self.stream.any() or self.most_parts > 1)
@@ -432,7 +436,8 @@ class _Columns:
         self.resident = column([device.clusters(s.cluster) for s in schedules])
         clustered = column([s.cluster > 1 for s in schedules])
         first = column([_first_bytes(s, traits) for s in schedules]) / (1e3 * c.fill_rate)
-        self.launch = c.launch + c.latency + c.cluster_launch * clustered + first
+        hidden = np.where(self.early, c.early_gain, -c.cluster_launch * clustered)
+        self.launch = np.maximum(c.launch + c.latency + first - hidden, 0.0)
         depth = column([s.depth for s in schedules])
         cycles = rows / _ROWS * depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
         cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
@@ -448,6 +453,8 @@ class _Columns:
         self.asked = cluster * loaded / self.cluster_split
         stored = rows * columns * (traits.result_bytes + traits.extra_bytes)
         self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
+        cycles = rows * columns / ELEMENTS_PER_CYCLE * traits.body_cycles
+        self.epilogue += cycles / (1e3 * device.clock_ghz)
         partial = rows * columns * 4.0 * traits.weights
         splits = self.cluster_split - 1.0
         sent = splits * partial / self.cluster_split

@@ -4,6 +4,9 @@
 
 For one (n, k, batch) the choice depends on m alone: a list of breakpoints, found once, in which
 each call is a bisection. A `ScheduleTable` keeps such lists for the triples seen last.
+
+Whether a kernel starts before the one ahead of it ends is chosen with it, by the same model. It is
+the same machine code, so it is no variant more.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import functools
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from shapejit.passes.buckets.constants import constants_of
 from shapejit.passes.buckets.device import H200, Device
@@ -56,7 +61,8 @@ class ScheduleTable:
         traits: of the gemms.
         candidates: to choose from; those that do not fit on a multiprocessor are left out.
         device: the GPU.
-        max_variants: distinct schedules for one (n, k, batch).
+        max_variants: distinct kernels for one (n, k, batch).
+        early: whether kernels may start early, where that pays; see `GemmSchedule.early`.
 
     Raises:
         ValueError: no candidate fits.
@@ -68,6 +74,8 @@ class ScheduleTable:
         candidates: Sequence[GemmSchedule] = CANDIDATES,
         device: Device = H200,
         max_variants: int = _MAX_VARIANTS,
+        *,
+        early: bool = False,
     ) -> None:
         self.traits = traits or GemmTraits()
         tried = worth_trying(candidates, self.traits.weights)
@@ -78,19 +86,20 @@ class ScheduleTable:
                 f"{device.name} with {self.traits}"
             )
         self._device, self._usable = device, usable
+        self._started = tuple(replace(each, early=True) for each in usable) if early else ()
         self._max_variants = max_variants
         self._rows: dict[tuple[int, int, int], _Row] = {}
         self._lock = threading.Lock()
 
     @functools.cached_property
     def _model(self) -> CostModel:
-        return CostModel(self._device, self._usable, self.traits, early=True)
+        return CostModel(self._device, (*self._usable, *self._started), self.traits)
 
     def description(self) -> dict[str, Any]:
         """What decides on the choices, beside the sizes and the sources, as JSON values."""
         return {
             "traits": asdict(self.traits),
-            "schedules": list(map(str, self._usable)),
+            "schedules": [*map(str, self._usable), *map(str, self._started)],
             "device": self._device.name,
             "constants": constants_of(self._device.name).record(),
             "max_variants": self._max_variants,
@@ -106,7 +115,7 @@ class ScheduleTable:
         Args:
             choices: of every interval, the first m and the schedule's name.
         """
-        named = {str(each): each for each in self._usable}
+        named = {str(each): each for each in (*self._started, *self._usable)}
         starts, names = zip(*choices, strict=True)
         self._keep(n, k, batch, (list(starts), [named[name] for name in names]))
 
@@ -138,7 +147,7 @@ class ScheduleTable:
 
     def _row(self, n: int, k: int, batch: int) -> _Row:
         model = self._model
-        tiles = tile_lengths(model.schedules, "m")
+        tiles = tile_lengths(self._usable, "m")
         cells = cut(0, None, [(lambda m: m, tile) for tile in tiles], max_cells(1))
         sizes: dict[str, GemmSize] = {
             "m": SizeOnAxis(0, lambda m: m),
@@ -148,11 +157,18 @@ class ScheduleTable:
         }
         problems, _ = grid_sizes([cells], sizes, self.traits)
         times = model.times(problems)
+        late, early = times[:, : len(self._usable)], times[:, len(self._usable) :]
+        if self._started:
+            times = np.minimum(late, early)
         boxes = partition(times, cells.log_lengths(), self._max_variants, _TOLERANCE)
-        return (
-            [int(cells.starts[box.lower[0]]) for box in boxes],
-            [model.schedules[box.candidate] for box in boxes],
-        )
+        found: list[tuple[int, GemmSchedule]] = []
+        for box in boxes:
+            for cell in range(box.lower[0], box.upper[0] + 1):
+                pays = self._started and early[cell, box.candidate] < late[cell, box.candidate]
+                schedule = (self._started if pays else self._usable)[box.candidate]
+                if not found or found[-1][1] is not schedule:
+                    found.append((int(cells.starts[cell]), schedule))
+        return [start for start, _ in found], [schedule for _, schedule in found]
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     halo_128x112x64_s6_w2                   convolutions: 8 x 14 pixels, which all taps share
     halo_64x112x64_s9_w2_resident           the same; the filters stay in shared memory
     patch_64x128x16_s2_w1                   convolutions over few channels, such as of a picture
+    small_m_128x80x64_s6_w2_k2_early        starts before the kernel ahead of it ends; waits itself
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NAME = re.compile(
     r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
     r"(?:_k(?P<split>\d+))?(?:_p(?P<parts>\d+))?"
     r"(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?(?P<resident>_resident)?"
-    r"(?P<tf32>_tf32)?"
+    r"(?P<tf32>_tf32)?(?P<early>_early)?"
 )
 
 
@@ -75,6 +76,8 @@ class GemmSchedule:
         resident: all filters, of `stages` taps and blocks of channels at most, stay in shared
             memory, and each consumer has tiles of its own; for ``halo``.
         tf32: factors are float32, which the tensor cores round to tf32 (11 bits).
+        early: the kernel starts before the one ahead of it in the stream ends, and waits itself
+            where it must (programmatic dependent launch).
     """
 
     family: str
@@ -92,6 +95,7 @@ class GemmSchedule:
     once: bool = False
     resident: bool = False
     tf32: bool = False
+    early: bool = False
 
     @property
     def cluster(self) -> int:
@@ -138,7 +142,7 @@ class GemmSchedule:
             ("p", self.parts),
         ):
             text += f"_{letter}{value}" if value != 1 else ""
-        for word in ("stream", "turns", "once", "resident", "tf32"):
+        for word in ("stream", "turns", "once", "resident", "tf32", "early"):
             text += f"_{word}" if getattr(self, word) else ""
         return text
 
@@ -175,6 +179,7 @@ class GemmSchedule:
             once=match["once"] is not None,
             resident=match["resident"] is not None,
             tf32=match["tf32"] is not None,
+            early=match["early"] is not None,
         )
 
 
@@ -190,12 +195,15 @@ CANDIDATES = _all(
     "persistent_128x128x64_s6_w2_turns",
     "persistent_128x192x64_s4_w2",
     "persistent_128x256x64_s4_w2",
+    "swapped_128x80x64_s8_w2_k3",
+    "swapped_128x112x64_s7_w2_k3",
     "swapped_128x120x64_s6_w2",
     "swapped_128x128x64_s6_w2",
     "swapped_128x144x64_s6_w2_turns",
     "swapped_128x160x64_s5_w2_turns",
     "swapped_128x176x64_s5_w2_turns",
     "swapped_256x104x64_s4_w2",
+    "swapped_256x104x64_s4_w2_k2",
     "swapped_256x112x64_s4_w2",
     "swapped_256x128x64_s4_w2",
     "swapped_256x144x64_s4_w2",
@@ -215,7 +223,6 @@ CANDIDATES = _all(
     "small_m_64x64x64_s12_w1_r2",
     "small_m_64x72x64_s12_w1_r2",
     "small_m_64x72x64_s12_w1_k2",
-    "small_m_64x96x64_s10_w1_r2",
     "small_m_64x96x64_s10_w1_k3",
     "small_m_64x104x64_s9_w1_k3",
     "small_m_64x144x64_s7_w1_k2",
@@ -332,6 +339,8 @@ def candidates_for(
         tf32: whether factors of float32 may be rounded to tf32, and tensor maps read them.
     """
     candidates = (s for s in candidates if traits.halo is not None or s.family != "halo")
+    if traits.conv:  # those that share K without a cluster have been measured on products alone
+        candidates = (s for s in candidates if s.split == s.cluster_split)
     if traits.element_bytes != _FLOAT_BYTES:
         return tuple(s for s in candidates if not (s.takes_any_address or s.tf32))
     # The tensor cores take tf32 with neighbours along K only.
@@ -340,10 +349,9 @@ def candidates_for(
 
 
 def _of_halves(schedule: GemmSchedule) -> GemmSchedule:
-    """The schedule for 16 bits that one for tf32 is like; others as they are."""
-    if not schedule.tf32:
-        return schedule
-    return replace(schedule, depth=2 * schedule.depth, tf32=False)
+    """The schedule for 16 bits that one for tf32 is like; others as they are, but not early."""
+    depth = 2 * schedule.depth if schedule.tf32 else schedule.depth
+    return replace(schedule, depth=depth, tf32=False, early=False)
 
 
 def worth_trying(candidates: Iterable[GemmSchedule], weights: int) -> tuple[GemmSchedule, ...]:

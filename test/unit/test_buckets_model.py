@@ -191,17 +191,36 @@ def test_sharing_without_a_cluster(tiles: int) -> None:
     assert share(132 * full + 67, 104) == share(tiles, 12) == 1
 
 
-def test_kernels_that_start_early() -> None:
-    """Clusters that share K gain what it takes to set them up, unless they leave SMs free."""
-    names = ("small_m_128x80x64_s6_w2_k2", "small_m_128x80x64_s6_w2", "swapped_128x144x64_s6_w2_k3")
-    schedules = list(map(GemmSchedule.parse, names))
-    sizes = GemmSizes(73, [8192, 5120], 13824)  # 64 clusters of the 66 that run at once, and 40
-    late = CostModel(H200, schedules, constants=CONSTANTS).times(sizes)
-    early = CostModel(H200, schedules, constants=CONSTANTS, early=True).times(sizes)
-    gained = late - early
-    assert gained[0, 0] == pytest.approx(0.5)
-    assert gained[1, 0] < -0.1 * late[1, 0]
-    assert (gained[:, 1:] == 0).all()
+def gained(name: str, m: int, n: int, k: int) -> tuple[float, float]:
+    """What a schedule gains by an early start, in microseconds, and what it takes without."""
+    late = GemmSchedule.parse(name)
+    early = dataclasses.replace(late, early=True)
+    [times] = CostModel(H200, [late, early], constants=CONSTANTS).times(GemmSizes(m, n, k))
+    return float(times[0] - times[1]), float(times[0])
+
+
+def test_an_early_start_hides_the_launch() -> None:
+    gain, cluster = CONSTANTS.early_gain, CONSTANTS.cluster_launch
+    # 64 clusters of the 66 that run at once; 128 tiles on 132 multiprocessors.
+    pair, _ = gained("small_m_128x80x64_s6_w2_k2", 73, 8192, 13824)
+    assert pair == pytest.approx(gain + cluster)
+    alone, _ = gained("swapped_256x152x64_s4_w2", 1168, 4096, 14336)
+    assert alone == pytest.approx(gain)
+
+
+def test_an_early_start_where_much_stays_free() -> None:
+    lost, late = gained("small_m_128x80x64_s6_w2_k2", 73, 5120, 13824)  # 40 clusters of 66
+    assert lost < -0.1 * late
+    # As many tiles, but up to three CTAs for each.
+    fuller, _ = gained("swapped_128x80x64_s8_w2_k3", 73, 5120, 13824)
+    assert fuller == pytest.approx(CONSTANTS.early_gain)
+
+
+def test_an_early_start_where_tiles_read_the_same_weights() -> None:
+    lost, _ = gained("swapped_128x80x64_s8_w2_k3", 140, 4096, 14336)  # two tiles of rows
+    assert lost < 0
+    one, _ = gained("swapped_128x144x64_s6_w2_k4", 140, 4096, 14336)
+    assert one == pytest.approx(CONSTANTS.early_gain)
 
 
 def test_what_bounds_a_gemm() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 
@@ -71,6 +72,33 @@ def test_only_what_fits_is_chosen_for_gated_pairs() -> None:
     large = GemmSchedule.parse("persistent_128x256x64_s4_w2")
     with pytest.raises(ValueError, match="no schedule of persistent_128x256x64_s4_w2 fits"):
         ScheduleTable(GemmTraits(weights=2), [large])
+
+
+def test_the_way_to_start_is_chosen_by_size() -> None:
+    table = ScheduleTable(max_variants=12, early=True)
+    intervals = table.intervals(4096, 4096)
+    assert len({dataclasses.replace(row.schedule, early=False) for row in intervals}) <= 12
+    assert {row.schedule.early for row in intervals} == {False, True}
+    for row, after in itertools.pairwise(intervals):
+        assert row.schedule != after.schedule
+    for row in intervals:
+        if row.high is not None:
+            middle = (row.low + row.high) // 2
+            other = dataclasses.replace(row.schedule, early=not row.schedule.early)
+            model = CostModel(H200, [row.schedule, other])
+            # One evaluation stands for a cell.
+            [[taken, left]] = model.times(GemmSizes(middle, 4096, 4096))
+            assert taken <= 1.02 * left
+    never = ScheduleTable(max_variants=12)
+    assert not any(row.schedule.early for row in never.intervals(4096, 4096))
+    assert never.description() != table.description()
+
+
+def test_choices_with_the_way_to_start_are_adopted() -> None:
+    table, other = (ScheduleTable(max_variants=12, early=True) for _ in range(2))
+    intervals = table.intervals(1024, 4096)
+    other.adopt(1024, 4096, 1, [(row.low, str(row.schedule)) for row in intervals])
+    assert other.intervals(1024, 4096) == intervals
 
 
 def test_one_candidate_is_one_interval() -> None:

@@ -23,7 +23,7 @@ from shapejit.codegen.ptxas import PtxasError
 from shapejit.errors import ShapeJitError
 from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
 from shapejit.native_calls import Calls
-from shapejit.ops import gemm_kernels, gemm_plan, kernels
+from shapejit.ops import gemm_kernels, kernels
 from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
 from shapejit.ops.gemm_operands import shared_memory_error, uses_tf32
 from shapejit.ops.gemm_spec import GemmKind
@@ -252,17 +252,21 @@ def test_a_lower_bound_takes_effect_at_once(setting: Setting) -> None:
     assert setting.memory.evictions == 2
 
 
-def test_what_is_loaded_is_prepared_by_the_first_call(
+def test_what_is_compiled_is_at_hand_for_every_call(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No later call is slower for being the first one with a kernel."""
+    """No call is slower for being the first one of its kind, or with a kernel."""
     _, w = layer(1)
-    x = torch.zeros(8192, 4096).bfloat16()
+    x, residual = torch.zeros(8192, 4096).bfloat16(), torch.zeros(8192, 4096)
+    ops.gemm(x[:2], w, deterministic=True)  # a plan that knows one kernel
     ops.compile_gemm(x[:2], w)
-    ops.gemm(x[:2], w)
-    monkeypatch.setattr(gemm_plan.RowPlan, "launch", None)
-    for m in (3, 16, 77, 128, 500, 2048, 8192):
+    ops.compile_gemm(x[:2], w, residual=residual[:2])
+    monkeypatch.setattr(calls, "RowPlan", None)
+    monkeypatch.setattr(KindKernels, "get", None)
+    for m in (1, 3, 16, 77, 128, 500, 2048, 8192):
         ops.gemm(x[:m], w, deterministic=True)
+        assert setting.launched()[1] == m
+        ops.gemm(x[:m], w, residual=residual[:m], deterministic=True)
         assert setting.launched()[1] == m
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -20,12 +19,14 @@ from shapejit.cache.key import text_digest
 from shapejit.cache.problem import Problem
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.device import Device
+from shapejit.gpu.interface import KernelInterface
 from shapejit.ops.choices import recall
 from shapejit.ops.gemm_layout import GemmLayout
 from shapejit.ops.gemm_spec import GemmKind, KernelText
 from shapejit.ops.kernels import Build, CodeMemory, LoadedKernel, Variants
 from shapejit.passes.buckets.problem import GemmTraits
 from shapejit.passes.buckets.table import ScheduleTable
+from shapejit.passes.nvgpu.body_cost import body_cycles
 from shapejit.passes.nvgpu.schedule import (
     ALL_CANDIDATES,
     GENERIC,
@@ -43,15 +44,6 @@ MAX_VARIANTS = 20
 
 LOWERING = "shapejit-lower-gemm-to-nvgpu"
 """The pass that makes kernels of them."""
-
-
-def starts_early(schedule: GemmSchedule) -> bool:
-    """Whether a kernel is launched before the one ahead of it in the stream ends, and waits itself.
-
-    Measured on an H200: kernels that share K gain 2 to 15 % by it, as their CTAs have a cluster to
-    set up; some others lose more than that.
-    """
-    return schedule.cluster_split > 1
 
 
 def suited(schedule: GemmSchedule, n: int) -> GemmSchedule:
@@ -76,22 +68,20 @@ class KindKernels:
         device: where they run.
         memory: bounds what is loaded.
         build: begins a build of a unit, see `CubinBuilder.build_async`.
-        early: which kernels start early, see `starts_early`.
     """
 
     kind: GemmKind
     device: Device
     memory: CodeMemory
     build: Build
-    early: Callable[[GemmSchedule], bool] = starts_early
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _refused: dict[GemmSchedule, str] = field(default_factory=dict)
     _table: ScheduleTable | None = None
 
     def __post_init__(self) -> None:
         # No bound method: kernels of a kind that is gone go with it, without a garbage collection.
-        make_unit = functools.partial(_unit, self.kind, self.device, self.early)
-        self._variants = Variants(self.device, self.memory, self.build, make_unit)
+        make_unit = functools.partial(_unit, self.kind, self.device)
+        self._variants = Variants(self.device, self.memory, self.build, make_unit, _interface)
 
     @property
     def refused(self) -> dict[GemmSchedule, str]:
@@ -127,7 +117,9 @@ class KindKernels:
                 maps = self.kind.tf32 and self.kind.aligned
                 known = candidates_for(traits, ALL_CANDIDATES, tf32=maps)
                 candidates = [each for each in known if each not in self._refused]
-                self._table = ScheduleTable(traits, candidates, max_variants=MAX_VARIANTS)
+                self._table = ScheduleTable(
+                    traits, candidates, max_variants=MAX_VARIANTS, early=True
+                )
             return self._table
 
     @property
@@ -194,7 +186,7 @@ class KindKernels:
             return False
         _LOG.warning("%s cannot be built; it is not used for %s: %s", chosen, self.kind, error)
         with self._lock:
-            self._refused[dataclasses.replace(chosen, once=False)] = str(error)
+            self._refused[dataclasses.replace(chosen, once=False, early=False)] = str(error)
             self._table = None
         return True
 
@@ -204,18 +196,21 @@ def _build_work(schedule: GemmSchedule) -> int:
     return schedule.rows * schedule.columns * (2 if schedule.turns else 1)
 
 
-def _unit(
-    kind: GemmKind, device: Device, early: Callable[[GemmSchedule], bool], schedule: GemmSchedule
-) -> CubinUnit:
+def _unit(kind: GemmKind, device: Device, schedule: GemmSchedule) -> CubinUnit:
     # Keys are made from the text: kernels from the cache do without MLIR, whose import takes longer
-    # than all that they need.
+    # than all that they need. Code that can start early serves launches that do not, too.
     recipe = CubinRecipe(
-        schedule=str(schedule),
+        schedule=str(dataclasses.replace(schedule, early=False)),
         arch=device.arch,
         alignment=1 if schedule.takes_any_address else 16,
-        programmatic=early(schedule),
+        programmatic=True,
     )
     return unit_of(problem_of_kind(kind), LOWERING, recipe, find_ptxas())
+
+
+def _interface(schedule: GemmSchedule, built: KernelInterface) -> KernelInterface:
+    """How a schedule's code is launched."""
+    return dataclasses.replace(built, programmatic=schedule.early)
 
 
 @functools.lru_cache(maxsize=64)
@@ -243,4 +238,5 @@ def _traits(kind: GemmKind) -> GemmTraits:
         rhs_shared=not any(kind.weights[0].moves[dim] for dim in batch),
         lhs_k_major=kind.lhs.unit == k,
         rhs_k_major=all(weight.unit == k for weight in kind.weights),
+        body_cycles=body_cycles(KernelText(kind).body_ops()),
     )

@@ -21,6 +21,7 @@ from shapejit.cache.cubins import CachedCubin, CubinUnit
 from shapejit.codegen.builder import cubin_builder
 from shapejit.codegen.ptxas import find_ptxas
 from shapejit.gpu.device import Device
+from shapejit.gpu.interface import KernelInterface
 from shapejit.gpu.launch import Kernel
 from shapejit.gpu.module import Module
 from shapejit.symbolic import Expr
@@ -46,12 +47,14 @@ class LoadedKernel(Generic[S]):
 
     __slots__ = ("cubin", "kernel", "schedule", "used", "values")
 
-    def __init__(self, schedule: S, cubin: CachedCubin, device: Device) -> None:
+    def __init__(
+        self, schedule: S, cubin: CachedCubin, interface: KernelInterface, device: Device
+    ) -> None:
         self.schedule = schedule
         # Holds the entry of the cache, so that its machine code is not read again and again.
         self.cubin = cubin
-        self.kernel: Kernel | None = Kernel(cubin.interface, Module(cubin.cubin, device))
-        self.values = tuple(Expr.parse(text) for text in cubin.interface.values)
+        self.kernel: Kernel | None = Kernel(interface, Module(cubin.cubin, device))
+        self.values = tuple(Expr.parse(text) for text in interface.values)
         self.used = 0
 
     @property
@@ -126,13 +129,20 @@ class Variants(Generic[S]):
         memory: bounds what is loaded.
         build: begins a build.
         make_unit: the unit of a schedule's kernel.
+        interface: how a schedule's kernel is launched, from what was built; as that says if None.
     """
 
     def __init__(
-        self, device: Device, memory: CodeMemory, build: Build, make_unit: Callable[[S], CubinUnit]
+        self,
+        device: Device,
+        memory: CodeMemory,
+        build: Build,
+        make_unit: Callable[[S], CubinUnit],
+        interface: Callable[[S, KernelInterface], KernelInterface] | None = None,
     ) -> None:
         self._device, self._memory, self._build = device, memory, build
         self._make_unit = make_unit
+        self._interface = interface or (lambda _, built: built)
         self._lock = threading.RLock()
         self._loaded: dict[S, LoadedKernel[S]] = {}
         self._units: dict[S, CubinUnit] = {}
@@ -216,7 +226,8 @@ class Variants(Generic[S]):
         with self._lock:
             if (loaded := self.find(schedule)) is not None:
                 return loaded
-            loaded = LoadedKernel(schedule, cubin, self._device)
+            interface = self._interface(schedule, cubin.interface)
+            loaded = LoadedKernel(schedule, cubin, interface, self._device)
             self._loaded[schedule] = loaded
             # Once it is evicted, the cache is asked again, which may have let it go, too.
             self._building.pop(schedule, None)
