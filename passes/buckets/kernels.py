@@ -16,6 +16,7 @@ from shapejit.passes.buckets.grid import GemmSize, Integers, SizeFunction, SizeO
 from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
 from shapejit.passes.buckets.problem import GemmTraits
 from shapejit.passes.buckets.samples import Samples
+from shapejit.passes.nvgpu.body_cost import body_cycles
 from shapejit.passes.nvgpu.conv.gathered import gathering_schedule
 from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
 from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE
@@ -238,7 +239,14 @@ def _traits(problem: GemmProblem) -> GemmTraits:
         rhs_shared=shared(problem.weights),
         lhs_k_major=_is_k_major(problem, problem.lhs),
         rhs_k_major=all(_is_k_major(problem, weight) for weight in problem.weights),
+        body_cycles=_body_cycles(problem),
     )
+
+
+def _body_cycles(problem: GemmProblem) -> float:
+    if problem.epilogue is None:
+        return 0.0
+    return body_cycles(op.name for op in sir.operations(problem.epilogue))
 
 
 def _matrix_bytes(problem: GemmProblem) -> int:

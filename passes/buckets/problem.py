@@ -27,6 +27,7 @@ class GemmTraits:
         result_bytes: of an element of the result.
         extra_bytes: that the epilogue reads for each element of the result, e.g. 2 for a residual
             in bf16. Vectors and scalars do not count.
+        body_cycles: of the epilogue's arithmetic, see `nvgpu.body_cost`.
         weights: 1, or 2 for a gated pair.
         lhs_shared: all products of a batch have the same lhs.
         rhs_shared: they have the same rhs.
@@ -49,6 +50,7 @@ class GemmTraits:
     lhs_share: float = 1.0
     halo: HaloTraits | None = None
     conv: bool = False
+    body_cycles: float = 0.0
 
 
 @dataclass(frozen=True)

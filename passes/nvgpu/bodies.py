@@ -9,6 +9,8 @@ lowering for GPUs calls CUDA's device library; the rest of `arith` goes through 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -126,8 +128,8 @@ class ScalarBody:
             if wanted.isdisjoint(op.results):
                 continue
             found.add(sir.key(op))
-            function = self._plus_one(op)
-            wanted.update(op.operands if function is None else function.operands)
+            short = self._short_form(op)
+            wanted.update(op.operands if short is None else short[1])
         return found
 
     def _slot(self, value: Value) -> int:
@@ -141,8 +143,8 @@ class ScalarBody:
         if op.name == "shapejit.size":
             expr = map_exprs(op.attributes["expr"].value)[0]
             self._add(op, _one(lambda: index(self._function.size(expr))), ())
-        elif (function := self._plus_one(op)) is not None:
-            self._add(op, _one(_ONE_PLUS[function.name]), function.operands)
+        elif (short := self._short_form(op)) is not None:
+            self._add(op, _one(short[0]), short[1])
         elif _is_identity(op):
             self._slots[op.results[0]] = self._slot(op.operands[0])
         else:
@@ -155,15 +157,14 @@ class ScalarBody:
             self._slots[result] = self._values
             self._values += 1
 
-    def _plus_one(self, op: Any) -> Any | None:
-        """The function to which an op adds 1, if there is a short form of the sum."""
-        if not self._short or op.name != "arith.addf":
+    def _short_form(self, op: Any) -> tuple[Callable[..., Value], Sequence[Value]] | None:
+        """What emits an op together with ops before it, and its operands; None if nothing does."""
+        if not self._short:
             return None
-        producers = [sir.defining_op(operand) for operand in op.operands]
-        for function, one in (producers, producers[::-1]):
-            known = function is not None and function.name in _ONE_PLUS
-            if known and _is_one(one) and isinstance(op.results[0].type, ir.F32Type):
-                return function
+        if (function := _plus_one(op)) is not None:
+            return _ONE_PLUS[function.name], function.operands
+        if (argument := _gelu_argument(op)) is not None:
+            return elementary.gelu, [argument]
         return None
 
     def _rule(self, op: Any) -> _Emit:
@@ -230,9 +231,42 @@ def _as_f32(number: Value) -> Value:
     return number if isinstance(number.type, ir.F32Type) else arith.truncf(f32(), number)
 
 
-def _is_one(op: Any) -> bool:
-    """Whether an op is the constant 1."""
+def _plus_one(op: Any) -> Any | None:
+    """The function to which an op adds 1, if there is a short form of the sum."""
+    if op is None or op.name != "arith.addf" or not isinstance(op.results[0].type, ir.F32Type):
+        return None
+    for function, one in itertools.permutations(op.operands):
+        producer = sir.defining_op(function)
+        if producer is not None and producer.name in _ONE_PLUS and _is_number(one, 1.0):
+            return producer
+    return None
+
+
+def _gelu_argument(op: Any) -> Value | None:
+    """x, if an op is the last one of ``x * 1/2 * (1 + erf(x * sqrt(1/2)))``, in any order."""
+    if op.name != "arith.mulf" or not isinstance(op.results[0].type, ir.F32Type):
+        return None
+    for product, other in itertools.permutations(op.operands):
+        inner = sir.defining_op(product)
+        if inner is None or inner.name != "arith.mulf":
+            continue
+        for x, half, above in itertools.permutations([*inner.operands, other]):
+            function = _plus_one(sir.defining_op(above))
+            if _is_number(half, 0.5) and function is not None and function.name == "math.erf":
+                scaled = sir.defining_op(function.operands[0])
+                if scaled is not None and scaled.name == "arith.mulf":
+                    for argument, root in itertools.permutations(scaled.operands):
+                        if argument == x and _is_number(root, math.sqrt(0.5)):
+                            return x
+    return None
+
+
+def _is_number(value: Value, number: float) -> bool:
+    """Whether a value is a constant, to the precision of f32."""
+    op = sir.defining_op(value)
     if op is None or op.name != "arith.constant":
         return False
-    value = op.attributes["value"]
-    return isinstance(value, ir.FloatAttr) and value.value == 1.0
+    attribute = op.attributes["value"]
+    return isinstance(attribute, ir.FloatAttr) and math.isclose(
+        attribute.value, number, rel_tol=1e-7
+    )

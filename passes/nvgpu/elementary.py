@@ -14,6 +14,7 @@ against 4e-3 of bf16 and 5e-4 of f16:
 
     exp     2e-7 + 9e-8 * abs(x), relative
     1 + erf     3e-7, absolute; 0 from below -9 on
+    gelu    2e-7 times the argument, absolute
     1 + tanh    5e-7, relative
     division    2e-7, relative; 0 by more than 2^126
 
@@ -66,6 +67,16 @@ _COMPLEMENT = (
     0.0001420431799488142,
 )
 _COMPLEMENT_END = 9.0
+# The same of -x / sqrt(2), from 0 on down.
+_GELU_COMPLEMENT = (
+    1.1511168479919434,
+    -0.4590827226638794,
+    0.052926741540431976,
+    0.007724046241492033,
+    0.0006477591232396662,
+    1.7755397493601777e-05,
+)
+_GELU_END = -12.727922439575195
 
 # tanh(x) = x + x^3 * p(x^2) below 0.6.
 _TANH_SMALL = (
@@ -228,6 +239,14 @@ def one_plus_erf(argument: Value) -> Value:
     complement = ptx.exp2_flushed(power)
     above = arith.subf(_number(2.0), complement)
     return arith.select(_below(argument, 0.0), complement, above)
+
+
+def gelu(argument: Value) -> Value:
+    """x / 2 * (1 + erf(x / sqrt(2))), which is max(x, 0) - |x| / 2 * (1 - erf(|x| / sqrt(2)))."""
+    below = ptx.maximum(ptx.minus_magnitude(argument), _number(_GELU_END))
+    power = ptx.fused(below, _polynomial(below, _GELU_COMPLEMENT), _number(-1.0))
+    above = ptx.maximum(argument, _number(0.0))
+    return ptx.fused(below, ptx.exp2_flushed(power), above)
 
 
 def one_plus_tanh(argument: Value) -> Value:

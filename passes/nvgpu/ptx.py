@@ -93,6 +93,11 @@ def magnitude(number: Value) -> Value:
     return _pure_f32("abs.f32 $0, $1;", number)
 
 
+def minus_magnitude(number: Value) -> Value:
+    """The absolute value of an f32, negated: like it, part of an instruction that takes it."""
+    return _pure_f32("{ .reg .f32 size; abs.f32 size, $1; neg.f32 $0, size; }", number)
+
+
 def with_sign(number: Value, sign: Value) -> Value:
     """An f32 with the sign of another."""
     return _pure_f32("copysign.f32 $0, $1, $2;", sign, number)

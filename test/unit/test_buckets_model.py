@@ -21,6 +21,7 @@ from shapejit.passes.buckets.device import DEVICES, H200, Device, device_of_targ
 from shapejit.passes.buckets.model import Bound, CostModel, fitting, loaded_bytes, resident_ctas
 from shapejit.passes.buckets.problem import GemmSizes, GemmTraits
 from shapejit.passes.nvgpu import scheduling
+from shapejit.passes.nvgpu.body_cost import body_cycles
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import lower_variant
 from shapejit.passes.nvgpu.schedule import CANDIDATES, UNALIGNED, GemmSchedule
@@ -221,6 +222,29 @@ def test_an_early_start_where_tiles_read_the_same_weights() -> None:
     assert lost < 0
     one, _ = gained("swapped_128x144x64_s6_w2_k4", 140, 4096, 14336)
     assert one == pytest.approx(CONSTANTS.early_gain)
+
+
+def test_arithmetic_of_an_epilogue() -> None:
+    """It is added for every tile, but for those beside which the other consumer multiplies."""
+    names = ("persistent_128x256x64_s4_w2", "swapped_128x176x64_s5_w2_turns")
+    schedules = list(map(GemmSchedule.parse, names))
+    plain, heavy = (
+        CostModel(H200, schedules, GemmTraits(body_cycles=cycles), constants=CONSTANTS).times(
+            GemmSizes(4096, 4096, 4096)
+        )[0]
+        for cycles in (0.0, 16.0)
+    )
+    tile = 16.0 * 256 / (1e3 * H200.clock_ghz)  # of 128 rows, an element for each thread's lane
+    assert heavy[0] - plain[0] == pytest.approx(4 * tile)
+    assert heavy[1] - plain[1] == pytest.approx(tile * 176 / 256)
+
+
+def test_cycles_of_a_body() -> None:
+    assert body_cycles([]) == 0
+    assert body_cycles(["arith.addf", "arith.constant", "shapejit.yield", "arith.truncf"]) == 1.5
+    # What takes the special units longer than all else takes to be issued.
+    assert body_cycles(["math.rsqrt", "arith.mulf"]) == 8
+    assert body_cycles(["math.erf", *["arith.mulf"] * 6]) == 15
 
 
 def test_what_bounds_a_gemm() -> None:

@@ -259,7 +259,7 @@ def test_what_the_epilogue_reads_is_counted() -> None:
     with ir.Context():
         module = ir.Module.parse(text)
         kernel = gemm_kernel("fused", sir.kernels(module)["fused"], bindings_of(module)["fused"])
-        assert kernel.traits == GemmTraits(result_bytes=4, extra_bytes=4)
+        assert kernel.traits == GemmTraits(result_bytes=4, extra_bytes=4, body_cycles=2.0)
 
 
 def test_batched_products_with_a_shared_weight() -> None:

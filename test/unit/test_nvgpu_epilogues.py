@@ -197,6 +197,50 @@ def test_one_more_than_a_function(op: str, swapped: bool, out: str) -> None:
     assert (got[arguments < -11] < 1e-7).all()
 
 
+_GELUS = (
+    "%p = arith.mulf %e0, %half : f32\n%1 = arith.mulf %p, %above : f32",
+    "%p = arith.mulf %above, %half : f32\n%1 = arith.mulf %e0, %p : f32",
+    "%p = arith.mulf %e0, %above : f32\n%1 = arith.mulf %p, %half : f32",
+)
+
+
+def gelu_body(product: str, root: float = math.sqrt(0.5)) -> str:
+    """x / 2 * (1 + erf(root * x)) of %e0, multiplied in one of the ways of `_GELUS`."""
+    return f"""
+        %half = arith.constant 0.5 : f32
+        %one = arith.constant 1.0 : f32
+        %root = arith.constant {root:.17g} : f32
+        %s = arith.mulf %root, %e0 : f32
+        %erf = math.erf %s : f32
+        %above = arith.addf %one, %erf : f32
+        {product}"""
+
+
+@pytest.mark.parametrize("out", ["bf16", "f16"])
+@pytest.mark.parametrize("product", _GELUS)
+def test_gelu(product: str, out: str) -> None:
+    """One function, in whichever order it is multiplied; its limits are there."""
+    arguments = _numbers(-14.0, 14.0)
+    got = evaluate("math.absf", arguments, out, gelu_body(product)).double()
+    x = arguments.double()
+    expected = torch.where(x == -math.inf, 0.0, x / 2 * torch.special.erfc(-x * math.sqrt(0.5)))
+    expected[x == math.inf] = math.inf
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert (got[x == math.inf] == math.inf).all()
+    known = expected.isfinite()
+    least = 2.0**-24 if out == "f16" else 0.0
+    tolerance = 1e-6 + least + torch.finfo(DTYPES[out]).eps / 2 * expected[known].abs()
+    assert ((got[known] - expected[known]).abs() <= tolerance).all()
+
+
+def test_what_is_nearly_gelu() -> None:
+    """Another factor in its erf is another function."""
+    arguments = torch.linspace(-4, 4, 256)
+    got = evaluate("math.absf", arguments, "bf16", gelu_body(_GELUS[0], 0.75)).double()
+    x = arguments.double()
+    assert torch.allclose(got, x / 2 * torch.special.erfc(-x * 0.75), rtol=5e-3, atol=1e-5)
+
+
 def test_a_function_needed_for_itself_too() -> None:
     """Its sum with 1 is short, and its own value is still there."""
     then = """%one = arith.constant 1.0 : f32

@@ -14,6 +14,7 @@ read at ``sum of index * stride``, which says transposes, batches and padded row
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 
 #: Elements of 16 bits in 16 bytes, which rows of a result that TMA stores are multiples of.
 _ROW_MULTIPLE = 8
+
+_OP = re.compile(r"= ([a-z]+\.\w+)")
 
 # Bodies of the activations over %x, in f32; {i} makes names unique.
 _ACTIVATION_BODIES: dict[str, str] = {
@@ -249,6 +252,10 @@ class KernelText:
     }} -> {result}
     shapejit.yield %y : {result}
   }}"""
+
+    def body_ops(self) -> list[str]:
+        """The names of the epilogue's ops; without MLIR, whose import takes longer."""
+        return _OP.findall(self.body())
 
     def body(self) -> str:
         """The block of the epilogue."""

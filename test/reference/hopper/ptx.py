@@ -150,18 +150,29 @@ def run(
 def _execute(state: _State, instruction: Instruction) -> Steps:
     name = instruction.parts[0]
     if name == "await":
+        if instruction.parts[1] == "flag":
+            yield from _await_flags(state, instruction.operands[0])
+            return
         address = state.warp.one(state.address(instruction.operands[0]))
         if instruction.parts[1] == "phase":
             barrier = state.warp.barrier_at(address)
             phase = state.warp.one(state.get(instruction.operands[1], np.uint32))
             yield Wait(lambda: barrier.passed(phase), f"mbarrier {address:#x}, parity {phase}")
-            return
-        memory = state.warp.cta.machine.memory
-        yield Wait(lambda: bool(memory.read(address, 4).any()), f"flag at {address:#x}")
         return
     if name not in _INSTRUCTIONS:
         raise NotImplementedError(f"the simulated GPU does not know PTX {instruction}")
     _INSTRUCTIONS[name](state, instruction.parts[1:], *instruction.operands)
+
+
+def _await_flags(state: _State, operand: str) -> Steps:
+    """Each lane may await a flag of its own."""
+    memory = state.warp.cta.machine.memory
+    found = np.broadcast_to(state.address(operand), 32)[state.warp.mask]
+    addresses = sorted({int(address) for address in found})
+    yield Wait(
+        lambda: all(memory.read(address, 4).any() for address in addresses),
+        f"flags at {', '.join(f'{address:#x}' for address in addresses)}",
+    )
 
 
 # Instructions -------------------------------------------------------------------------------------
@@ -441,6 +452,7 @@ _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "div": _divide,
     "fma": _floats(_fused),
     "abs": _floats(np.abs),
+    "neg": _floats(np.negative),
     "copysign": _floats(lambda sign, number: np.copysign(number, sign)),
     "min": _minimum,
     "max": _maximum,
