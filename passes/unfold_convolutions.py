@@ -3,9 +3,9 @@
 
 """shapejit-unfold-convolutions: convolutions of float32 as products of gathered pixels.
 
-Why: convolution kernels of GPUs multiply on tensor cores, which have no products of float32. What
-Winograd's algorithm does not compute (strides, other taps, few channels) is written as what it is:
-each output pixel is a row of the channels that its taps see, times the filters. The rows take
+Why: most convolution kernels of GPUs multiply on tensor cores, which have no products of float32.
+What Winograd's algorithm does not compute (strides, other taps, few channels) is written as what it
+is: each output pixel is a row of the channels that its taps see, times the filters. The rows take
 ``taps`` times the memory of the result's pixels.
 
 Before::
@@ -22,7 +22,8 @@ After::
 Channels and taps are one dim of the product in the order in which torch keeps filters. Filters in
 another order, such as those of transposed convolutions, are copied first.
 
-The pass runs before anything is fused. Convolutions of other types stay as they are. Of those that
+The pass runs before anything is fused. Convolutions of other types stay as they are, and so do
+depthwise ones, which have kernels of their own (`passes/nvgpu/conv/depthwise.py`). Of those that
 may round their factors to tf32 (`shapejit-round-factors`) those stay, too, whose factors TMA can
 read in im2col mode; it rounds them while it loads, for the tensor cores.
 """
@@ -43,7 +44,7 @@ from shapejit.passes.analysis.precision import inherit_rounding, may_round
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
-from shapejit.passes.nvgpu.conv.mapped import has_maps
+from shapejit.passes.nvgpu.conv.mapped import has_maps, is_depthwise
 from shapejit.symbolic import Expr, Ranges, invert_map, linearize, product
 from shapejit.windows import Window
 
@@ -60,8 +61,9 @@ class UnfoldConvolutions(Pass):
             for op in sir.operations(sir.body(function)):
                 if op.name != "shapejit.conv" or not _is_plain(op):
                     continue
-                if not (may_round(op) and has_maps(op, function, divisors)):
-                    unfold(op, facts)
+                if is_depthwise(op) or (may_round(op) and has_maps(op, function, divisors)):
+                    continue
+                unfold(op, facts)
 
 
 def unfold(op: Any, facts: SymbolFacts) -> Any:

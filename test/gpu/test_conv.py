@@ -30,7 +30,7 @@ from unit import test_nvgpu_conv_tf32 as simulated_tf32  # noqa: E402
 from unit import test_nvgpu_halo as simulated_halo  # noqa: E402
 from unit import test_nvgpu_patch as simulated_patch  # noqa: E402
 from unit.cpu_convs import Layer  # noqa: E402
-from unit.simulated_convs import LoweredConv, arguments  # noqa: E402
+from unit.simulated_convs import ERRORS, LoweredConv, arguments  # noqa: E402
 from unit.test_nvgpu_depthwise_choice import schedules_of  # noqa: E402
 
 ALIGNED = (
@@ -72,7 +72,7 @@ def check(layer: Layer, schedule: str, device: Device, batch: int, *image: int) 
     operands[1] /= max(layer.inside * len(layer.taps), 1) ** 0.5 * 3
     expected = layer.reference([each.cuda().double() for each in operands])
     inputs = [each.cuda() for each in arguments(layer, operands)]
-    half_ulp = {"bf16": 2.0**-8, "f16": 2.0**-11}[layer.element]
+    half_ulp, sums = ERRORS[layer.element]
     for block in (False, True):
         kernel = built(layer, schedule, device, block)
         [first] = kernel(inputs, batch, *image)
@@ -82,7 +82,7 @@ def check(layer: Layer, schedule: str, device: Device, batch: int, *image: int) 
         got = torch.movedim(first, -1, 1) if layer.last[1] else first
         assert got.shape == expected.shape
         if got.numel():
-            allowed = half_ulp * expected.abs() + 2.0**-14 * expected.abs().max()
+            allowed = half_ulp * expected.abs() + sums * expected.abs().max()
             worst = ((got.double() - expected).abs() - allowed).max().item()
             assert worst <= 0, f"{schedule} {block=}: {worst} too far off at {batch} x {image}"
 
@@ -175,7 +175,7 @@ def test_depthwise(device: Device, name: str) -> None:
         check(layer, schedule, device, batch, *(33, 17, 9)[: layer.rank])
 
 
-@pytest.mark.parametrize("element", ["bf16", "f16"])
+@pytest.mark.parametrize("element", ["bf16", "f16", "f32"])
 def test_random_depthwise_layers(device: Device, element: str) -> None:
     """No more than 1.2 times as far from float64 as cuDNN, by the mean square."""
     rng = random.Random(element)

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Single convolutions of each type and arithmetic, compiled for a GPU and run on a simulated one.
 
-Here are those that see more zeros around an image than their window reaches, as transposed
-convolutions with little padding do, so that their results have pixels of which none sees the image.
+Some see more zeros around an image than their window reaches, as transposed convolutions with
+little padding do, so that their results have pixels of which none sees the image. Others are
+depthwise.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -48,15 +50,53 @@ KINDS = {
     + [(name, "bf16") for name in ("line", "plane", "groups", "few taps")],
 )
 def test_more_zeros_than_the_window_reaches(name: str, kind: str) -> None:
+    check(LAYERS[name], kind, least=8 if name == "cropped" else 1)
+
+
+DEPTHWISE: dict[str, nn.Module] = {
+    "plane": nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    "line": nn.Conv1d(3, 3, 4, padding=3, groups=3, bias=False),
+    "cube": nn.Conv3d(2, 2, (2, 1, 3), padding=1, groups=2),
+    "strides": nn.Conv2d(12, 12, 5, stride=(2, 1), padding=2, dilation=(1, 2), groups=12),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("plane", "tf32"), *((name, kind) for name in DEPTHWISE for kind in ("ieee", "bf16"))],
+)
+def test_depthwise(name: str, kind: str) -> None:
+    """By kernels of their own, which store a result with its channels first, too."""
+    names = check(DEPTHWISE[name], kind, least=5 if name == "strides" else 3)
+    assert any("depthwise" in each for each in names)
+    assert not any("simt" in each or "unaligned" in each for each in names)
+
+
+def test_depthwise_transposed() -> None:
+    """Zeros between pixels: as any other layer."""
+    names = check(nn.ConvTranspose2d(6, 6, 3, stride=2, padding=1, groups=6), "ieee", least=2)
+    assert any("simt" in each for each in names)
+
+
+def check(module: nn.Module, kind: str, *, least: int) -> Sequence[str]:
+    """Compares a layer with float64 at some sizes.
+
+    Args:
+        module: the layer; it gets new parameters.
+        kind: of `KINDS`.
+        least: side of an image.
+
+    Returns:
+        The names of the variants of its kernels.
+    """
     torch.manual_seed(0)
     dtype, precision, share = KINDS[kind]
-    layer: Any = copy.deepcopy(LAYERS[name])
+    layer: Any = copy.deepcopy(module)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
         parameter.normal_()
     layer = layer.eval().to(dtype)
     rank = layer.weight.dim() - 2
-    least = 8 if name == "cropped" else 1
     sides = {2 + i: Dim(f"d{i}", min=least, max=9) for i in range(rank)}
     example = torch.randn(2, layer.in_channels, *([9, 8, 8][:rank])).to(dtype)
     program, _ = simulated(
@@ -76,3 +116,5 @@ def test_more_zeros_than_the_window_reaches(name: str, kind: str) -> None:
         assert got.shape == expected.shape
         allowed = share * magnitudes(x.double().abs())
         assert ((got.double() - expected).abs() <= allowed).all(), sizes
+    assert program.artefacts.gpu is not None
+    return [variant.name for variant in program.artefacts.gpu.variants]

@@ -39,6 +39,7 @@ LAYERS = {
     "7 x 7": replace(MOBILE, taps=(7, 7), padding=((3, 3), (3, 3))),
     "odd channels": replace(MOBILE, groups=37),
     "one dim": replace(MOBILE, taps=(9,), padding=((4, 4),)),
+    "float32": replace(MOBILE, element="f32"),
 }
 
 

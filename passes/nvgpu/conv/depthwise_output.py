@@ -41,6 +41,7 @@ class Output:
         self._lengths = (schedule.rows, schedule.columns)[-dims:]
         self._body = ScalarBody(function, conv.epilogue, short=is_half(conv.result.element))
         self._result = LinearAccess(function, conv.result)
+        self._is_wide = stride_of(conv.result, 1) == ONE
         self._extras = [_Extra(function, conv, each, self._channels, dims) for each in conv.extras]
 
     def load(self, tile: Tile) -> list[list[Value] | None]:
@@ -77,7 +78,19 @@ class Output:
                     for number, total in enumerate(own)
                 ]
                 place = _beside(self._result, self._conv, start, row, column)
-                store_numbers(*place, results, self._result.element, kept[column])
+                self._store(*place, results, kept[column])
+
+    def _store(
+        self, place: Value, further: int, results: Sequence[Value], kept: Value | None
+    ) -> None:
+        """Stores the channels of a pixel: at once where they are neighbours."""
+        element = self._result.element
+        if self._is_wide:
+            store_numbers(place, further, results, element, kept)
+            return
+        for number, each in enumerate(results):
+            address, beside = self._result.beside(place, 1, number)
+            store_numbers(address, further + beside, [each], element, kept)
 
     def _inside(self, tile: Tile, dim: int, further: int) -> Value | None:
         """Whether a pixel of a tile exists along a dim, counted from the last one."""

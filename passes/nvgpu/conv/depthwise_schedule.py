@@ -6,7 +6,8 @@ registers that this needs.
 A thread has ``channels`` neighbouring channels, loaded at once, of a tile of ``rows`` by
 ``columns`` pixels of the result, along the last two spatial dims: ``depthwise_v4_2x4``. Filters
 stay in registers: of all taps along these two dims where there is room, else of a row of taps at a
-time, and then a tile has one row.
+time, and then a tile has one row. With ``_next`` behind it, what the next tile sees is brought
+to the second-level cache meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from shapejit.passes.nvgpu.conv.depthwise_memory import is_float
 from shapejit.passes.nvgpu.conv.problem import ConvProblem
 from shapejit.passes.nvgpu.memory import bytes_of
-from shapejit.passes.nvgpu.problem import Access, is_half
+from shapejit.passes.nvgpu.problem import Access
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ONE, ZERO
 
@@ -28,7 +29,9 @@ THREADS = 128
 #: Bytes that a load takes at most, and those that are a sector and a line of the caches.
 VECTOR, _SECTOR, _LINE = 16, 32, 128
 
-_NAME = re.compile(r"depthwise_v(?P<channels>[1248])_(?P<rows>\d+)x(?P<columns>\d+)")
+_NAME = re.compile(
+    r"depthwise_v(?P<channels>[1248])_(?P<rows>\d+)x(?P<columns>\d+)(?P<fetches>_next)?"
+)
 _MOST_PIXELS = 32
 
 # Registers of a multiprocessor; of a thread beside numbers: addresses, conditions, loads under way.
@@ -45,14 +48,18 @@ class DepthwiseSchedule:
     Attributes:
         channels: 1, 2, 4 or 8.
         rows, columns: of a tile of pixels.
+        fetches: whether what the next tile sees is brought to the second-level cache: for images
+            that are larger than that.
     """
 
     channels: int
     rows: int
     columns: int
+    fetches: bool = False
 
     def __str__(self) -> str:
-        return f"depthwise_v{self.channels}_{self.rows}x{self.columns}"
+        mark = "_next" if self.fetches else ""
+        return f"depthwise_v{self.channels}_{self.rows}x{self.columns}{mark}"
 
     @property
     def pixels(self) -> int:
@@ -68,14 +75,16 @@ class DepthwiseSchedule:
         """
         match = _NAME.fullmatch(text)
         if match is not None:
-            found = DepthwiseSchedule(*map(int, match.group("channels", "rows", "columns")))
+            sizes = map(int, match.group("channels", "rows", "columns"))
+            found = DepthwiseSchedule(*sizes, fetches=match.group("fetches") is not None)
             if 1 <= found.pixels <= _MOST_PIXELS:
                 return found
         raise ValueError(f"{text!r} names no depthwise schedule; one is depthwise_v4_2x4")
 
 
 def suits(conv: ConvProblem) -> bool:
-    """Whether the family computes a convolution: channels last, no zeros between pixels."""
+    """Whether the family computes a convolution: one with fixed strides and no zeros between
+    pixels."""
     accesses = (conv.input, conv.weight, conv.result)
     return (
         conv.is_depthwise
@@ -83,9 +92,8 @@ def suits(conv: ConvProblem) -> bool:
         and all(taps.constant is not None for taps in conv.taps)
         and all(spread == 1 for spread in conv.window.lhs_dilations)
         and all(access.is_linear for access in accesses)
-        and is_half(conv.element)
+        and is_float(conv.element)
         and is_float(conv.result.element)
-        and all(stride_of(access, 1) == ONE for access in (conv.input, conv.result))
         and all(stride_of(conv.weight, dim).constant is not None for dim in _weight_dims(conv))
     )
 
@@ -96,15 +104,14 @@ def _weight_dims(conv: ConvProblem) -> list[int]:
 
 
 def most_channels(conv: ConvProblem) -> int:
-    """How many channels can be loaded and stored at once."""
+    """How many channels can be loaded at once, and stored where they are neighbours there, too."""
+    wide = [each for each in (conv.input, conv.result) if stride_of(each, 1) == ONE]
     for count in (8, 4, 2):
         if (
-            count * bytes_of(conv.element) <= VECTOR
+            conv.input in wide
+            and count * bytes_of(conv.element) <= VECTOR
             and count_of(conv.groups) % count == 0
-            and all(
-                is_multiple(access, (1, 2 + conv.rank), count)
-                for access in (conv.input, conv.result)
-            )
+            and all(is_multiple(access, (1, 2 + conv.rank), count) for access in wide)
         ):
             return count
     return 1
@@ -115,6 +122,22 @@ def tiled_dims(conv: ConvProblem, channels: int) -> int:
     kept = max(channels * bytes_of(conv.element) // 4, 1)
     kept *= math.prod(count_of(taps) for taps in conv.taps[-2:])
     return 2 if conv.rank > 1 and kept <= _KEPT else 1
+
+
+def can_fetch(conv: ConvProblem, schedule: DepthwiseSchedule) -> bool:
+    """Whether a tile sees neighbouring rows of an image, and of each one piece of memory, in units
+    of 16 bytes."""
+    access, element = conv.input, bytes_of(conv.element)
+    if conv.rank != 2 or tiled_dims(conv, schedule.channels) != 2:
+        return False
+    rows = Plan.of(conv, schedule).seen[0]
+    return (
+        list(rows) == list(range(len(rows)))
+        and stride_of(access, 1) == ONE
+        and stride_of(access, 1 + conv.rank) == conv.groups
+        and count_of(conv.groups) * element % VECTOR == 0
+        and is_multiple(access, (1, 2 + conv.rank), VECTOR // element)
+    )
 
 
 def lanes_of(conv: ConvProblem, channels: int) -> int:

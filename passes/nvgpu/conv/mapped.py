@@ -1,10 +1,10 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Whether TMA will read a convolution of float32, before it is in a kernel.
+"""Which convolutions of float32 have kernels of their own, before they are in a kernel.
 
 Tensor cores multiply float32 that TMA rounded to tf32 while it loaded. There is no other way into
 their kernels, so it is decided where a convolution can still become something else: from what lies
-in memory behind the views of a function.
+in memory behind the views of a function. Depthwise ones run on CUDA cores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from shapejit import ir as sir
 from shapejit.passes.buckets.bindings import divisor_of
+from shapejit.passes.nvgpu.conv.depthwise_schedule import suits
 from shapejit.passes.nvgpu.conv.lowering import TF32_DEPTH
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, read_conv
 from shapejit.passes.nvgpu.conv.product import ConvProduct
@@ -62,6 +63,18 @@ def has_maps(op: Any, function: Any, divisors: Mapping[int, int]) -> bool:
     if any(divisor_of(stride, divisors) % multiple for stride in strides):
         return False
     return _is_packed(conv, sources.found[1], function)
+
+
+def is_depthwise(op: Any) -> bool:
+    """Whether the kernels of depthwise convolutions compute a convolution.
+
+    Args:
+        op: ``shapejit.conv``, without an epilogue.
+    """
+    try:
+        return suits(read_conv(_Sources(), op, len(op.operands)))
+    except LoweringError:
+        return False
 
 
 def _is_packed(conv: ConvProblem, filters: Any, function: Any) -> bool:

@@ -37,3 +37,27 @@ func.func @padded_over_taps(%x: !x, %w: !w) -> !y {
       -> affine_map<(n, g, p, f) -> (n, p, f)> : !y
   return %0 : !y
 }
+
+// -----
+
+// Depthwise layers have kernels of their own, unless there are zeros between pixels.
+
+// CHECK-LABEL: func.func @depthwise
+// CHECK: shapejit.conv
+// CHECK-NOT: lhs_dilation
+// CHECK: shapejit.gemm
+// CHECK-NOT: shapejit.conv
+!x = tensor<?x?x8xf32, #shapejit.shape<[s0, s1, 8]>>
+!w = tensor<8x1x3xf32, #shapejit.shape<[8, 1, 3]>>
+!y = tensor<?x?x8xf32, #shapejit.shape<[s0, s1 * 2 - 1, 8]>>
+func.func @depthwise(%x: !x, %w: !w) -> (!x, !y) {
+  %0 = shapejit.conv over [s0, 8, s1, 1, 1, 3] image [s1] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, p, g + c)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (g + f, c, t)> : !w)
+      -> affine_map<(n, g, p, f) -> (n, p, g + f)> : !x
+  %1 = shapejit.conv over [s0, 8, s1 * 2 - 1, 1, 1, 3] image [s1] lhs_dilation [2] padding [(1, 1)]
+      input(%x at affine_map<(n, g, p, c) -> (n, p, g + c)> : !x)
+      weight(%w at affine_map<(g, f, c, t) -> (g + f, c, t)> : !w)
+      -> affine_map<(n, g, p, f) -> (n, p, g + f)> : !y
+  return %0, %1 : !x, !y
+}
