@@ -295,6 +295,26 @@ class Indexer:
             scf.YieldOp(list(body(variable, list(operation.inner_iter_args))))
         return list(operation.results)
 
+    def repeat_while(
+        self,
+        init: Sequence[Value],
+        condition: Callable[[list[Value]], Value],
+        body: Callable[[list[Value]], Sequence[Value]],
+    ) -> None:
+        """``while condition(carried)``: emits ``body(carried)``, which gives the next ones.
+
+        What the condition needs has to be there before.
+        """
+        types = [each.type for each in init]
+        operation = scf.WhileOp(types, list(init))
+        before = operation.before.blocks.append(*types)
+        with ir.InsertionPoint(before):
+            arguments = list(before.arguments)
+            scf.ConditionOp(condition(arguments), arguments)
+        after = operation.after.blocks.append(*types)
+        with self.nested(operation, after):
+            scf.YieldOp(list(body(list(after.arguments))))
+
     def branch(self, condition: Value, then: Callable[[], None], otherwise: Any = None) -> None:
         """``if condition``: emits ``then()`` in it, and ``otherwise()`` in the other side."""
         operation = scf.IfOp(condition, has_else=otherwise is not None)

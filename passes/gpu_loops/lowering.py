@@ -28,7 +28,7 @@ from shapejit.passes.gpu_loops.reduce import Reduction
 from shapejit.passes.gpu_loops.row_choice import choose_row_op
 from shapejit.passes.gpu_loops.row_ops import RowOp, Scan, Sort, row_op_of, row_op_problem
 from shapejit.passes.gpu_loops.rows import emit_rows, rows_units
-from shapejit.passes.gpu_loops.scans import emit_scan, scan_units
+from shapejit.passes.gpu_loops.scans import check_units, emit_scan, scan_units
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.gpu_loops.sorts import check_sort, emit_sort, sort_units
 from shapejit.passes.gpu_loops.tiers import Bucket
@@ -168,6 +168,8 @@ def _check_fit(found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> None:
     for phase in found:
         if isinstance(phase, Sort):
             check_sort(phase, schedule)
+    if schedule.units:
+        check_units(found, schedule)
     warps = schedule.threads // 32
     if any(isinstance(phase, Columns) for phase in found) and schedule.vector > warps:
         raise LoweringError(

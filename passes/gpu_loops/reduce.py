@@ -112,7 +112,7 @@ def extremum(kind: str, lhs: Value, rhs: Value) -> Value:
 # Words --------------------------------------------------------------------------------------------
 
 
-def _to_words(number: Value) -> list[Value]:
+def to_words(number: Value) -> list[Value]:
     """A value as i32 words, the lower one first."""
     type_ = number.type
     if isinstance(type_, ir.FloatType):
@@ -125,7 +125,8 @@ def _to_words(number: Value) -> list[Value]:
     return [arith.trunci(i32(), number), arith.trunci(i32(), arith.shrui(number, value(32, i64())))]
 
 
-def _from_words(words: Sequence[Value], type_: Type) -> Value:
+def from_words(words: Sequence[Value], type_: Type) -> Value:
+    """The value of a type whose i32 words these are."""
     if len(words) == 2:
         number = ptx.join_words(words[0], words[1])
     else:
@@ -145,9 +146,9 @@ def shuffled(kind: str, number: Value, place: Num) -> Value:
     attribute = ir.Attribute.parse(f"#nvvm<shfl_kind {kind}>")
     words = [
         nvvm.shfl_sync(i32(), constant(-1), word, value(place), clamp, attribute)
-        for word in _to_words(number)
+        for word in to_words(number)
     ]
-    return _from_words(words, number.type)
+    return from_words(words, number.type)
 
 
 def across_lanes(
@@ -169,7 +170,7 @@ def put(memory: SharedMemory, offset: Num, number: Value, condition: Value | Non
     """Stores a value in a cell of shared memory, by its offset in bytes, if a condition holds."""
     address = add(memory.base, offset)
     guard = "" if condition is None else "@$2 "
-    for place, word in enumerate(_to_words(number)):
+    for place, word in enumerate(to_words(number)):
         text = f"{guard}st.shared.b32 [$0+{4 * place}], $1;"
         operands = [address, word, *([] if condition is None else [condition])]
         constraints = ["r", "r", *([] if condition is None else ["b"]), "~{memory}"]
@@ -183,7 +184,7 @@ def get(memory: SharedMemory, offset: Num, type_: Type) -> Value:
         llvm.LoadOp(i32(), memory.pointer(offset, 4 * place), alignment=4).result
         for place in range(count)
     ]
-    return _from_words(words, type_)
+    return from_words(words, type_)
 
 
 def get_remote(memory: SharedMemory, offset: Num, cta: Num, type_: Type) -> Value:
@@ -198,7 +199,7 @@ def get_remote(memory: SharedMemory, offset: Num, cta: Num, type_: Type) -> Valu
         )
         for place in range(count)
     ]
-    return _from_words(words, type_)
+    return from_words(words, type_)
 
 
 @dataclass(frozen=True)

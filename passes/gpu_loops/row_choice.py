@@ -5,26 +5,34 @@
 Two sizes decide: the length of rows and their number. The rules:
 
 - A row belongs to a warp if it is short, to a CTA if it is not, and to a cluster of CTAs if it is
-  long and there are too few others to give every multiprocessor one.
+  long and there are too few others to give every multiprocessor one. All CTAs share the units of a
+  few rows that are longer still.
 - A sort whose rows fit is done in shared memory, of as many CTAs as it takes; longer rows go
   through global memory. A head is collected in shared memory, whatever the length.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.gpu_loops.choice import CLUSTERS, Chooser, SizeRanges
 from shapejit.passes.gpu_loops.problem import LoopProblem
 from shapejit.passes.gpu_loops.row_ops import RowOp, Scan
+from shapejit.passes.gpu_loops.scan_units import LEAST_CTAS, MOST_UNITS
 from shapejit.passes.gpu_loops.scans import scan_alignment
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.gpu_loops.tiers import Choice, Tier, boxes
+from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.rowwise.keys import Keys
 from shapejit.symbolic import Ranges, product
 
 # Up to so many elements a row of a scan belongs to a warp, to a CTA of 256 threads, and to one CTA
 # however few rows there are.
 _WARP_ROW, _SMALL_ROW, _CTA_ROW = 256, 2048, 16384
+# Up to so many it has no more than a cluster. So many longer rows are cut into units for all CTAs,
+# of so many elements of 4 bytes a thread.
+_SHARED_ROW, _UNIT_ROWS, _UNIT_ELEMENTS = 1 << 17, 4, 16
 # Records that are sorted in shared memory, by so many warps, with CTAs that a multiprocessor gets:
 # the first so many also for heads. Records of one word of a thread of 1024 beyond.
 _SORTED = ((64, 1, 4), (256, 1, 4), (1024, 8, 4), (4096, 16, 2))
@@ -70,6 +78,30 @@ def _scan_tiers(chooser: Chooser, phase: Scan, device: Device) -> list[Tier]:
             f"16 warps a row, {vector} elements a thread",
         ),
     ]
+    units = _unit_schedule(phase, vector)
+    every = MOST_UNITS * units.vector * units.chunks * units.threads
+    bounds = ((_SHARED_ROW, 0), (every // _UNIT_ROWS, _UNIT_ROWS), (every, 1), (None, 0))
+    for longest, few in bounds if device.multiprocessors >= LEAST_CTAS else bounds[-1:]:
+        if few:
+            rows = "a row" if few == 1 else f"up to {few} rows"
+            reason = f"{rows}, cut into units for all multiprocessors"
+            tiers.append(Tier(longest, few, units, reason))
+        tiers += [replace(tier, first=longest) for tier in _long_scan_tiers(vector, device)]
+    return tiers
+
+
+def _unit_schedule(phase: Scan, vector: int) -> LoopSchedule:
+    """The schedule of rows that are cut into units: as many elements as registers hold."""
+    element = phase.problem.input.type.element_type
+    words = max(bytes_of(element) // 4, 1)
+    has_more = len(phase.outputs) > 1 or phase.problem.scan == "logaddexp"
+    chunks = max(_UNIT_ELEMENTS // (words * vector), 1)
+    return LoopSchedule(vector, 16, chunks, 512, 1 if has_more else 2, units=True)
+
+
+def _long_scan_tiers(vector: int, device: Device) -> list[Tier]:
+    """Long rows by their number: clusters, or a CTA each."""
+    tiers = []
     for cluster in CLUSTERS:
         most = device.multiprocessors // cluster
         reason = f"up to {most} long rows, each cut over a cluster of {cluster} CTAs"

@@ -8,8 +8,9 @@ way of shared memory. What a tile adds up to is carried on to the next one.
 
 In a cluster each CTA has a part of the row. It goes over its part once for the total, which it
 leaves in shared memory for the CTAs after it, and then again, from what the CTAs before it add up
-to. Nothing waits for another kernel's or CTA's memory traffic, and the order in which elements are
-combined is fixed by the schedule and the length of the row: results are the same in every run.
+to. A few rows that are still longer are cut into units for all CTAs (`scan_units`). The order in
+which elements are combined is fixed by the schedule and the length of the row: results are the same
+in every run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shapejit.passes.gpu_loops.evaluate import Vector
 from shapejit.passes.gpu_loops.problem import Indices, LoopProblem, identity
 from shapejit.passes.gpu_loops.reduce import CELL_BYTES, get, get_remote, put, shuffled
 from shapejit.passes.gpu_loops.row_ops import Scan
+from shapejit.passes.gpu_loops.scan_units import GROUP, UnitExchange
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.nvgpu.builder import (
     Num,
@@ -40,8 +42,11 @@ from shapejit.passes.nvgpu.builder import (
     mul,
     select,
     sub,
+    udiv,
+    umax,
     umin,
 )
+from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.rowwise.combine import Combine, State
 from shapejit.symbolic import Expr, product
 
@@ -56,7 +61,29 @@ def scan_alignment(problem: LoopProblem, phase: Scan, length: int) -> Alignment:
 
 def scan_units(phase: Scan, schedule: LoopSchedule) -> Expr:
     """CTAs, or clusters, that have work."""
+    if schedule.units:
+        return product(phase.rows) * _units_of_row(phase, schedule)
     return product(phase.rows).ceildiv(schedule.threads // WARP // schedule.warps)
+
+
+def check_units(found: Sequence[object], schedule: LoopSchedule) -> None:
+    """Refuses a schedule with units that a kernel cannot have.
+
+    Raises:
+        LoweringError: it cannot.
+    """
+    if not all(isinstance(phase, Scan) for phase in found):
+        raise LoweringError("has units in its schedule; only the rows of a scan are cut into such")
+    is_whole = schedule.cluster == 1 and schedule.warps * WARP == schedule.threads
+    if not is_whole or not schedule.chunks or schedule.threads <= GROUP:
+        raise LoweringError(
+            f"has the schedule {schedule}; a unit is that of a CTA without a cluster, of more than "
+            f"{GROUP} threads that all share it, and keep vectors of it"
+        )
+
+
+def _units_of_row(phase: Scan, schedule: LoopSchedule) -> Expr:
+    return phase.length.ceildiv(schedule.vector * schedule.threads * schedule.chunks)
 
 
 def emit_scan(emission: Emission, phase: Scan) -> None:
@@ -99,6 +126,11 @@ class _Scan:
         is_shared = schedule.warps > 1
         self._cells = emission.shared(2 * self._bytes) if is_shared else None
         self._totals = emission.shared(words * CELL_BYTES) if schedule.cluster > 1 else None
+        self._exchange = (
+            UnitExchange(emission, self._combine, lambda own: self._over_lanes(own, WARP))
+            if schedule.units
+            else None
+        )
 
     def _monoid(self) -> Combine:
         problem = self._phase.problem
@@ -130,8 +162,18 @@ class _Scan:
             self._indexer.branch(self._emission.allows(needed), vectors, singles)
         if self._schedule.cluster > 1:
             self._team.synchronize()  # no CTA leaves while others read its shared memory
+        if self._exchange is not None:
+            self._exchange.finish(self._unit_count)
+
+    @property
+    def _unit_count(self) -> Value:
+        """Units of all rows, i32: there are few enough."""
+        return self._narrow(scan_units(self._phase, self._schedule))
 
     def _rows(self, aligned: int) -> None:
+        if self._exchange is not None:
+            self._units(self._exchange, aligned)
+            return
         count = product(self._phase.rows)
 
         def body(index: Expr, _: list[Value]) -> Sequence[Value]:
@@ -160,6 +202,69 @@ class _Scan:
         before = self._before(total)
         self._tiles(row, first, last, tiles, before, aligned, store=True)
         self._team.synchronize()  # the next row reuses the cells
+
+    # Units ----------------------------------------------------------------------------------------
+
+    def _units(self, exchange: UnitExchange, aligned: int) -> None:
+        """Takes units as long as there are any."""
+        of_row = _units_of_row(self._phase, self._schedule)
+        count, each = self._unit_count, umax(self._narrow(of_row), 1)
+        rows = product(self._phase.rows)
+
+        def body(carried: list[Value]) -> Sequence[Value]:
+            [unit] = carried
+            with self._evaluator.inside():
+                row = udiv(unit, each)
+                number = sub(unit, mul(row, each))
+                index = self._indexer.variable(self._emission.index(row), rows)
+                place = self._indexer.variable(self._emission.index(number), of_row)
+                indices = self._indexer.spread(index, self._phase.rows)
+                self._unit(exchange, indices, place, (unit, number), aligned)
+            return [exchange.take()]
+
+        def goes_on(carried: list[Value]) -> Value:
+            return compare("ult", carried[0], count)
+
+        self._indexer.repeat_while([exchange.take()], goes_on, body)
+
+    def _unit(
+        self,
+        exchange: UnitExchange,
+        row: Indices,
+        place: Expr,
+        number: tuple[Value, Value],
+        aligned: int,
+    ) -> None:
+        """Scans a unit, whose elements stay in registers.
+
+        Args:
+            place: its number among those of the row.
+            number: its number and that, i32.
+        """
+        combine, chunks = self._combine, self._schedule.chunks
+        tiles = [self._tile_at(row, place * chunks + i, aligned) for i in range(chunks)]
+        for tile in tiles if aligned > 1 else ():
+            self._prefetch(tile, aligned)
+        parts, total = [], combine.identity
+        for parity, tile in enumerate(tiles):
+            states = self._running(tile, aligned)
+            before, own = self._over_threads(states[-1], parity % 2)
+            parts.append((tile, states, combine.combine(total, before)))
+            total = combine.combine(total, own)
+        prefix = exchange.before(*number, total)
+        for tile, states, before in parts:
+            start = combine.combine(prefix, before)
+            found = [combine.results(combine.combine(start, state)) for state in states]
+            self._store(tile, found, aligned)
+
+    def _prefetch(self, tile: _Tile, aligned: int) -> None:
+        """Starts the loads of a tile."""
+        lane = self._emission.lanes(aligned)
+        assert lane.dim_index is not None
+        with self._evaluator.vector(Vector(aligned, lane.dim_index, 0, tile.conditions[0])):
+            self._evaluator.prefetch(self._phase.loop.reads, (*tile.row, tile.first + lane))
+
+    # Clusters -------------------------------------------------------------------------------------
 
     def _before(self, total: State) -> State:
         """The state of all parts of the row before this CTA's."""
@@ -203,18 +308,26 @@ class _Scan:
     def _tile(
         self, row: Indices, number: Expr, carried: State, aligned: int, *, store: bool
     ) -> State:
-        combine, length = self._combine, self._schedule.vector
-        first = (number * self._threads + self._own) * length
-        tile = _Tile(row, first, self._conditions(first, aligned))
-        states = self._states(tile, aligned)
-        for place in range(1, length):
-            states[place] = combine.combine(states[place - 1], states[place])
-        before, total = self._over_threads(states[-1], number)
+        combine = self._combine
+        tile = self._tile_at(row, number, aligned)
+        states = self._running(tile, aligned)
+        before, total = self._over_threads(states[-1], and_(self._narrow(number), 1))
         if store:
             prefix = combine.combine(carried, before)
             found = [combine.results(combine.combine(prefix, state)) for state in states]
             self._store(tile, found, aligned)
         return combine.combine(carried, total)
+
+    def _tile_at(self, row: Indices, number: Expr, aligned: int) -> _Tile:
+        first = (number * self._threads + self._own) * self._schedule.vector
+        return _Tile(row, first, self._conditions(first, aligned))
+
+    def _running(self, tile: _Tile, aligned: int) -> list[State]:
+        """The states up to each of a thread's elements."""
+        states = self._states(tile, aligned)
+        for place in range(1, len(states)):
+            states[place] = self._combine.combine(states[place - 1], states[place])
+        return states
 
     def _conditions(self, first: Expr, aligned: int) -> tuple[Value, ...]:
         limit = self._indexer.value(self._phase.length)
@@ -271,8 +384,12 @@ class _Scan:
 
     # Over threads ---------------------------------------------------------------------------------
 
-    def _over_threads(self, own: State, tile: Expr) -> tuple[State, State]:
-        """What the threads before this one add up to, and all of them."""
+    def _over_threads(self, own: State, parity: Num) -> tuple[State, State]:
+        """What the threads before this one add up to, and all of them.
+
+        Args:
+            parity: 0 and 1 in turns, of which each has cells of its own.
+        """
         combine, threads = self._combine, self._emission.threads
         running = self._over_lanes(own, WARP)
         before = self._moved(running)
@@ -280,7 +397,6 @@ class _Scan:
             return before, _from_lane(running, WARP - 1)
         warps = self._schedule.warps
         memory, start = self._cells
-        parity = and_(self._narrow(tile), 1)
         start = add(mul(parity, self._bytes), start)
         is_last = compare("eq", threads.lane, WARP - 1)
         for number, word in enumerate(running):

@@ -11,6 +11,8 @@ A schedule says nothing about sizes, but for how much of a row is kept in regist
     loops_v8_w8_k2_t256_c4         8 warps a row
     loops_v8_w8_k2_t256_c4_next    the same; the next row comes to the second-level cache meanwhile
     loops_v4_w32_k0_t1024_c1_x8    a cluster of 8 CTAs a row
+    loops_v4_w16_k4_t512_c2_units  a scan whose rows are cut into units of 4 vectors a thread, which
+                                   any CTA takes
     loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
 """
 
@@ -23,7 +25,7 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 _NAME = re.compile(
     r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
-    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<fetches>_next)?(?P<wide>_wide)?"
+    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<fetches>_next)?(?P<units>_units)?(?P<wide>_wide)?"
 )
 
 WARP = 32
@@ -46,6 +48,7 @@ class LoopSchedule:
         cluster: CTAs that share a row, a power of 2; each row then takes all warps of each of them.
         fetches: whether a row that is kept has the next one of its team fetched into the
             second-level cache, so that memory works on while rows are computed.
+        units: whether all CTAs share the rows of a scan; `chunks` are then a thread's of a unit.
         wide: whether indices have 64 bits; else no tensor has more than `MAX_NARROW` elements.
     """
 
@@ -56,6 +59,7 @@ class LoopSchedule:
     ctas: int = 4
     cluster: int = 1
     fetches: bool = False
+    units: bool = False
     wide: bool = False
 
     @property
@@ -67,6 +71,7 @@ class LoopSchedule:
         text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
         text += f"_x{self.cluster}" if self.cluster > 1 else ""
         text += "_next" if self.fetches else ""
+        text += "_units" if self.units else ""
         return text + ("_wide" if self.wide else "")
 
     @staticmethod
@@ -90,6 +95,7 @@ class LoopSchedule:
             ctas=int(match["ctas"]),
             cluster=int(match["cluster"] or 1),
             fetches=match["fetches"] is not None,
+            units=match["units"] is not None,
             wide=match["wide"] is not None,
         )
         made.check()

@@ -131,7 +131,7 @@ class Launch:
                 assert abs(word) < 1 << (8 * size - 1), f"{word} does not fit {size} bytes"
                 return word % (1 << 8 * size), size  # it may be negative
             case Workspace(bytes_per_cta=each, zeroed=zeroed):
-                size = max(each * self._multiprocessors * 4, zeroed)
+                size = zeroed + each * self._multiprocessors * 4
                 address = self.memory.allocate(size)
                 self._workspaces.append((address, zeroed))
                 return address, 8
