@@ -26,8 +26,16 @@ _SYMBOL = re.compile(r"\bs(\d+)\b")
 
 
 def named(size: Expr | str, symbols: Sequence[SymbolSpec]) -> str:
-    """`size` written with the user's names of the dims: ``8*h``."""
-    return _SYMBOL.sub(lambda match: symbols[int(match[1])].name, str(size))
+    """`size` written with the user's names of the dims: ``8*h``, ``max(h - 2, 0)``."""
+
+    def text(match: re.Match[str]) -> str:
+        spec = symbols[int(match[1])]
+        made = spec.derived
+        if made is None:
+            return spec.name
+        return f"{made.kind}({named(made.lhs, symbols)}, {named(made.rhs, symbols)})"
+
+    return _SYMBOL.sub(text, str(size))
 
 
 def shape_text(sizes: Sequence[Expr], symbols: Sequence[SymbolSpec]) -> str:

@@ -18,11 +18,12 @@ from torch.export import Dim
 
 from reference.importing import Imported
 from shapejit.errors import ErrorId, ShapeJitError
-from shapejit.importer import guards
+from shapejit.importer import export, guards
 from shapejit.importer.dynamic_shapes import ExampleCall, read_inputs
 from shapejit.importer.examples import traced_examples
 from shapejit.importer.export import CapturedModel, capture, user_values
 from shapejit.importer.sizes import LEAST_TRACED
+from shapejit.symbolic import Expr
 
 
 class Model(nn.Module):
@@ -348,6 +349,76 @@ def test_short_cuts_of_torch_at_the_examples_sizes_are_left_out(
                    for n in model.program.graph.nodes)  # fmt: skip
 
 
+def halved_twice(x: Tensor) -> Tensor:
+    """Rounds halves down as torch 2.11 does for pooling: it asks for the remainder first."""
+    for _ in range(2):
+        size = x.shape[1]
+        half = size // 2
+        if size % 2 != 0 and size < 0:
+            half -= 1
+        x = x[:, :half]
+    return x
+
+
+@pytest.mark.parametrize("size", [12, 13, 14, 19, 63])
+def test_short_cuts_deeper_in_the_model_are_left_out(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the sizes near the example's, one is taken that is odd, and of which a half is odd too."""
+    monkeypatch.setattr(guards, "is_torch_file", lambda file: True)
+    model = captured(halved_twice, torch.randn(3, size), shapes={"x": {1: dim(low=4)}})
+    assert not model.constraints
+    result = next(n for n in model.program.graph.nodes if n.op == "output").args[0][0].meta["val"]
+    expr = model.sizes.shape(result.shape)[1]
+    assert all(expr.evaluate({0: s}) == s // 2 // 2 for s in range(4, 65))
+
+
+def test_the_same_sizes_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A way of the model's own is asked for at any sizes: no others are looked for."""
+    exports: list[int] = []
+    run_export = export._run_export
+
+    def counted(*given: Any) -> Any:
+        exports.append(1)
+        return run_export(*given)
+
+    monkeypatch.setattr(export, "_run_export", counted)
+    with pytest.raises(ShapeJitError, match="SJ-EXPORT-010"):
+        captured(even_or_not, torch.randn(3, 8), shapes={"x": {1: dim()}})
+    assert len(exports) == 3  # the user's dims, any dims, and any dims at a prime size
+
+
+@pytest.mark.parametrize("size", [12, 13])
+def test_what_holds_at_even_sizes_alone_is_refused(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though torch's own code asked: there is no other size at which nothing is asked."""
+    monkeypatch.setattr(guards, "is_torch_file", lambda file: True)
+
+    def even(x: Tensor) -> Tensor:
+        if x.shape[1] % 2:
+            raise ValueError("even sizes only")
+        return x + 1
+
+    rule = "SJ-EXPORT-010.*s divisible by 2" if size == 12 else "even sizes only"
+    with pytest.raises(ShapeJitError, match=rule):
+        captured(even, torch.randn(3, size), shapes={"x": {1: dim(low=4)}})
+
+
+@given(size=st.integers(4, 400), levels=st.integers(1, 4), low=st.integers(4, 100))
+def test_examples_are_unlike_what_they_should_be(size: int, levels: int, low: int) -> None:
+    """No half of a size, of a half of it and so on is even, where the range has such a prime."""
+    size, high = max(size, low), max(size, low) + 300
+    call = ExampleCall.bind(Model(torch.abs).forward, [torch.zeros(size, 4)], {})
+    leaves = read_inputs(call, {"x": {0: dim("s", low, high)}})
+    symbol = Expr.symbol(0)
+    unlike = {"s": [symbol // 2**level % 2 for level in range(levels)]}
+    (tensor,) = traced_examples(leaves, unlike=unlike)
+    assert low <= tensor.shape[0] <= high
+    assert isprime(tensor.shape[0])
+    assert all(tensor.shape[0] >> level & 1 for level in range(levels))
+
+
 @given(
     examples=st.lists(st.integers(0, 40), min_size=2, max_size=3),
     low=st.integers(0, 12),
@@ -362,7 +433,7 @@ def test_prime_examples_are_distinct_primes_in_range(
     call = ExampleCall.bind(Model(torch.add).forward, values, {})
     shapes = dict(zip("xyz", dims, strict=False))
     leaves = read_inputs(call, shapes)
-    found = [int(tensor.shape[0]) for tensor in traced_examples(leaves, prime=True)]
+    found = [int(tensor.shape[0]) for tensor in traced_examples(leaves, unlike={})]
     primes = [size for size in range(max(low, 5), high + 1) if isprime(size)]
     if len(primes) >= len(examples):
         assert len(set(found)) == len(found)

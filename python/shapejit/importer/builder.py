@@ -104,6 +104,10 @@ class Builder:
             found = self._ranges[key] = Ranges(known, shape)
         return found
 
+    def shapes(self) -> list[Shape]:
+        """The shapes of all tensors that were built."""
+        return list(dict.fromkeys(shape for shape, _ in self._tensor_types))
+
     # Sizes ----------------------------------------------------------------------------------------
 
     def same_size(self, lhs: Expr, rhs: Expr) -> bool:
@@ -193,7 +197,18 @@ class Builder:
         """
         spelled = {self.symbols.traced(size): size for size in x.shape}
         respelled = tuple(spelled.get(self.symbols.traced(size), size) for size in shape)
+        whole = product(x.shape)
+        if product(respelled) != whole:
+            respelled = self._with_rest(respelled, whole)
         return self.view(x, respelled, reshape_map(x.shape, respelled))
+
+    def _with_rest(self, shape: Shape, whole: Expr) -> Shape:
+        """`shape` with one size, a product with a clamped one say, from what the others leave."""
+        for dim, size in enumerate(shape):
+            rest = whole.exact_div(product((*shape[:dim], *shape[dim + 1 :])))
+            if rest is not None and self.same_size(rest, size):
+                return (*shape[:dim], rest, *shape[dim + 1 :])
+        return shape
 
     def expand(self, x: Tensor, shape: Sequence[Expr]) -> Tensor:
         """`x` broadcast to `shape`."""
@@ -226,10 +241,11 @@ class Builder:
             space: sizes of the iteration space.
             reads: operands; those of known contents are computed in the body.
             body: gets a scalar for each read, in order, and gives one for each write.
-            writes: results.
+            writes: results. One that is kept over all loop dims combines nothing.
         """
         space = tuple(space)
         rank = len(space)
+        kinds = [write.kind if len(write.dims) < rank else "none" for write in writes]
         inputs = [read for read in reads if read.tensor.content is None]
         shapes = [tuple(space[dim] for dim in write.dims) for write in writes]
         maps = [self.map_attr(rank, read.indices) for read in inputs]
@@ -244,7 +260,7 @@ class Builder:
             attributes={
                 "space": self.space_attr(space),
                 "maps": ir.ArrayAttr.get(maps),
-                "kinds": ir.ArrayAttr.get([self._kind_attr(write.kind) for write in writes]),
+                "kinds": ir.ArrayAttr.get(list(map(self._kind_attr, kinds))),
             },
             regions=1,
         )

@@ -132,6 +132,12 @@ class _Converter:
                 results = self.walker.run(graph_arguments)
                 specs, returned = self._outputs(outputs, results)
                 self._return(function, entry, returned)
+            for shape in self.builder.shapes():
+                self.table.require(*shape)
+            checked = {fact.expr for fact in self.captured.constraints if fact.kind == "ge"}
+            self.captured.constraints += [
+                SizeConstraint("ge", expr) for expr in self.table.required if expr not in checked
+            ]
             self._declare(module)
             if not module.operation.verify():
                 raise ErrorId.SJ_INTERNAL_001.error(

@@ -10,7 +10,8 @@ and an empty dim is filled with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sympy import nextprime, prevprime
 from shapejit.errors import ErrorId
 from shapejit.importer.dynamic_shapes import InputLeaf, LeafDim, RootDim
 from shapejit.importer.sizes import LEAST_TRACED
+from shapejit.symbolic import Expr
 
 _PREFERRED = (3, 5, 7)
 """Sizes for remade dims: distinct where possible, so that no two dims are equal by accident."""
@@ -26,20 +28,28 @@ _PREFERRED = (3, 5, 7)
 _LEAST_PRIME = 5
 """Half of a smaller size is 0 or 1, which are no sizes like all others to torch."""
 
+_MOST_TRIED = 64
+"""Primes above a size, and below it, among which one is looked for."""
 
-def traced_examples(leaves: Sequence[InputLeaf], *, prime: bool = False) -> list[Any]:
+
+def traced_examples(
+    leaves: Sequence[InputLeaf], *, unlike: Mapping[str, Sequence[Expr]] | None = None
+) -> list[Any]:
     """The leaves' values to trace with, in order. Examples outside their range are an error.
 
     Args:
-        prime: whether to make dims that vary prime numbers near the example's, where their ranges
-            have any: such sizes are multiples of nothing and equal to no other by chance.
+        unlike: by the name of a dim, expressions of its size that should not be 0. If it is given,
+            dims that vary are prime numbers near the example's, where their ranges have any: such
+            sizes are multiples of nothing and equal to no other by chance.
     """
     values = _root_values(leaves)
     # A range that ends at 1 is traced at 2 all the same.
     traced = {name: max(value, LEAST_TRACED) for name, (_, value) in values.items()}
     _separate(traced, values, leaves)
-    if prime:
-        _make_prime(traced, {name: root for name, (root, _) in values.items()})
+    if unlike is not None:
+        for name, (root, _) in values.items():
+            taken = {size for other, size in traced.items() if other != name}
+            traced[name] = _prime(root, traced[name], taken, unlike.get(name, ()))
     return [_remade(leaf, traced) for leaf in leaves]
 
 
@@ -112,22 +122,39 @@ def _separate(
         traced[name] = next((size for size in allowed if size not in taken), traced[name])
 
 
-def _make_prime(traced: dict[str, int], roots: Mapping[str, RootDim]) -> None:
-    """Gives each root the nearest prime number from `_LEAST_PRIME` on that no other has."""
-    for name, root in roots.items():
-        taken = {size for other, size in traced.items() if other != name}
-        low = max(root.min, _LEAST_PRIME)
-        above = nextprime(max(traced[name], low) - 1)
-        while above in taken:
-            above = nextprime(above)
-        if root.max is None or above <= root.max:
-            traced[name] = above
-            continue
-        below = prevprime(root.max + 1) if root.max >= _LEAST_PRIME else 0
-        while below in taken and below > _LEAST_PRIME:
-            below = prevprime(below)
-        if below >= low and below not in taken:
-            traced[name] = below
+def _prime(root: RootDim, size: int, taken: set[int], unlike: Sequence[Expr]) -> int:
+    """A prime number in range from `_LEAST_PRIME` on: the next one, or the last one below.
+
+    Args:
+        size: what it is near to, and what there is if there is none.
+        taken: sizes of other roots.
+        unlike: expressions of the size that should not be 0, as far as this can be had.
+    """
+    low = max(root.min, _LEAST_PRIME)
+    above = itertools.islice(_primes_above(max(size, low) - 1, root.max), _MOST_TRIED)
+    below = itertools.islice(_primes_below(min(size, root.max or size), low), _MOST_TRIED)
+    free = [number for number in (*above, *below) if number not in taken]
+    general = (number for number in free if not any(_is_zero(expr, number) for expr in unlike))
+    return next(general, free[0] if free else size)
+
+
+def _primes_above(number: int, most: int | None) -> Iterator[int]:
+    while most is None or number < most:
+        number = int(nextprime(number))
+        if most is None or number <= most:
+            yield number
+
+
+def _primes_below(number: int, least: int) -> Iterator[int]:
+    while number > max(least, _LEAST_PRIME):
+        number = int(prevprime(number))
+        if number >= least:
+            yield number
+
+
+def _is_zero(expr: Expr, size: int) -> bool:
+    """Whether an expression of one symbol is 0 at a size."""
+    return expr.substitute(symbols=dict.fromkeys(expr.symbols(), size)).constant == 0
 
 
 def _remade(leaf: InputLeaf, traced: dict[str, int]) -> Any:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """From a model and an example call to an exported program with the user's dims.
 
-torch.export runs twice at most. First with the user's own `Dim`s; if torch refuses them (it is
-strict about ranges, and refuses some that hold), again with `Dim.AUTO` in their place, and then
-`guards` judges torch's assumptions by the user's ranges.
+torch.export runs twice. First with the user's own `Dim`s; if torch refuses them (it is strict about
+ranges, and refuses some that hold), again with `Dim.AUTO` in their place, and then `guards` judges
+torch's assumptions by the user's ranges. Those that torch made by chance, for the example's sizes,
+are got rid of by other sizes to trace with.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ from shapejit.importer.dynamic_shapes import (
     read_inputs,
 )
 from shapejit.importer.examples import traced_examples
-from shapejit.importer.guards import check_guards
+from shapejit.importer.guards import Coincidences, check_guards, coincidences
 from shapejit.importer.sizes import LEAST_TRACED, SymbolTable, SympySizes
 from shapejit.importer.source import error_line
 from shapejit.importer.symbols import SizeConstraint, bind_symbols, name_dims
+
+_RESTRICTIONS = (ErrorId.SJ_EXPORT_010, ErrorId.SJ_EXPORT_011)
+"""What says that a model holds for some sizes alone."""
+
+_RETRACES = 3
+"""Sizes unlike the first ones may have short cuts of their own, deeper in the model."""
 
 
 @dataclass
@@ -80,23 +87,37 @@ def capture(
         dynamic_shapes = dynamic_shapes.dynamic_shapes(model, tuple(args or ()), kwargs)
     leaves = read_inputs(call, dynamic_shapes)
     structure = pytree.tree_structure((tuple(args or ()), dict(kwargs or {})))
+    met: Coincidences = {}
 
-    def traced(values: list[Any]) -> CapturedModel:
+    def traced(values: list[Any], *, relaxed: bool = False) -> CapturedModel:
         args, kwargs = pytree.tree_unflatten(values, structure)
-        program, validated = _export(model, args, kwargs, leaves, values)
-        return _bound(program, call, leaves, validated=validated)
+        program, validated = _export(model, args, kwargs, leaves, values, relaxed=relaxed)
+        return _bound(program, call, leaves, validated=validated, met=met)
 
     try:
         return traced(traced_examples(leaves))
     except ShapeJitError as error:
-        if error.id is not ErrorId.SJ_EXPORT_010:
+        if error.id not in _RESTRICTIONS:
             raise
-        # The model may hold only for some sizes. Or the example's happened to have one of torch's
-        # own short cuts, as for even sizes; others then have none.
+        refusal = error
+    # The model may hold only for some sizes. Or the example's happened to have one of torch's own
+    # short cuts, as for even sizes or even halves of them; others then have none. torch refuses the
+    # user's dims at either, as it says so of those which have none.
+    tried: list[list[Any]] = []
+    for _ in range(_RETRACES):
+        values = traced_examples(leaves, unlike=met)
+        shapes = [getattr(value, "shape", None) for value in values]
+        if shapes in tried:
+            break
+        tried.append(shapes)
         try:
-            return traced(traced_examples(leaves, prime=True))
+            return traced(values, relaxed=True)
+        except ShapeJitError as error:
+            if error.id not in _RESTRICTIONS:
+                break
         except Exception:
-            raise error from None
+            break
+    raise refusal from None
 
 
 def check_eval(model: torch.nn.Module) -> None:
@@ -126,17 +147,21 @@ def _export(
     kwargs: dict[str, Any],
     leaves: Sequence[InputLeaf],
     values: Sequence[Any],
+    *,
+    relaxed: bool,
 ) -> tuple[ExportedProgram, bool]:
-    """The program, and whether torch accepted the user's own dims."""
-    try:
-        return _run_export(model, args, kwargs, _shapes(leaves, values, relaxed=False)), True
-    except Exception as error:
-        refusal = error
+    """The program, and whether torch accepted the user's own dims; `relaxed`: it is not asked."""
+    refusal: Exception | None = None
+    if not relaxed:
+        try:
+            return _run_export(model, args, kwargs, _shapes(leaves, values, relaxed=False)), True
+        except Exception as error:
+            refusal = error
     # Besides refusing dims, torch may fail while it words the refusal, so any error is tried again.
     try:
         return _run_export(model, args, kwargs, _shapes(leaves, values, relaxed=True)), False
     except Exception as error:
-        cause = error if _is_constraint_violation(refusal) else refusal
+        cause = error if refusal is None or _is_constraint_violation(refusal) else refusal
         raise _export_error(cause) from cause
 
 
@@ -262,14 +287,26 @@ def _forward_of(program: ExportedProgram, args: tuple[Any, ...]) -> Any:
 
 
 def _bound(
-    program: ExportedProgram, call: ExampleCall, leaves: list[InputLeaf], *, validated: bool
+    program: ExportedProgram,
+    call: ExampleCall,
+    leaves: list[InputLeaf],
+    *,
+    validated: bool,
+    met: Coincidences | None = None,
 ) -> CapturedModel:
+    """The program with the user's symbols; if it holds only for some sizes, `met` gets those of
+    torch's coincidences."""
     sizes = SympySizes(SymbolTable())
     values = user_values(program)
     constraints = bind_symbols(leaves, values, sizes)
     shape_env = _shape_env(values)
     if shape_env is not None:
-        constraints += check_guards(shape_env, sizes, validated=validated)
+        try:
+            constraints += check_guards(shape_env, sizes, validated=validated)
+        except ShapeJitError:
+            for name, found in coincidences(shape_env, sizes).items():
+                (met if met is not None else {}).setdefault(name, []).extend(found)
+            raise
     return CapturedModel(program, call, leaves, sizes, constraints)
 
 

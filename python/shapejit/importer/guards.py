@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What torch assumed about sizes while it traced the model, held against the user's ranges.
 
-Each guard is one of four things:
+Each guard is one of five things:
 
 * true within the ranges: nothing to do;
 * a restriction of one dim (``seq >= 10``, ``seq % 8 == 0``): an error that names it, since the user
   asked for more than the model can do;
 * a relation between dims (``batch * seq > 8``): a constraint that each call is checked for;
+* torch's own question about strides (is this contiguous?), which changes no value: ignored;
 * an inequation ``a != b`` that torch's own code asked about. It picks between equivalent ways to
   do the same thing (is this contiguous? does this broadcast?), so it is ignored; one that the
   model's code asked about is an error.
@@ -19,7 +20,7 @@ and so do sizes of intermediate tensors: torch's own "is this size 0 or 1?" is i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import sympy
@@ -28,9 +29,12 @@ from shapejit.errors import ErrorId
 from shapejit.importer.sizes import LEAST_TRACED, SympySizes, UnknownSizeError
 from shapejit.importer.source import SourceLine, is_torch_file
 from shapejit.importer.symbols import SizeConstraint
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Bounds, Expr
 
 _Kind = Literal["eq", "ne", "ge"]
+
+Coincidences = dict[str, list[Expr]]
+"""By the name of a dim: expressions of it that torch's own code asked whether they are 0."""
 
 _RELATIONS: Final[dict[str, tuple[_Kind, int, int]]] = {
     # kind, sign and offset, so that the relation reads "sign * (lhs - rhs) + offset <kind> 0"
@@ -41,6 +45,13 @@ _RELATIONS: Final[dict[str, tuple[_Kind, int, int]]] = {
     "LessThan": ("ge", -1, 0),
     "StrictLessThan": ("ge", -1, -1),
 }
+
+_MOST_TRIED: Final = 1 << 14
+"""Sizes for which a rule about a single dim is tried out."""
+
+_LAYOUT_FILE: Final = "torch/_prims_common/__init__.py"
+_LAYOUT_FUNCTIONS: Final = ("contiguous", "channels_last", "non_overlapping", "swap", "perm")
+"""Parts of the names of torch's functions that ask about strides."""
 
 
 def check_guards(shape_env: Any, sizes: SympySizes, *, validated: bool) -> list[SizeConstraint]:
@@ -54,13 +65,39 @@ def check_guards(shape_env: Any, sizes: SympySizes, *, validated: bool) -> list[
     found: dict[str, SizeConstraint] = {}
     for guard in shape_env.guards:
         asked = _asked_by_model(guard)
-        if asked is None and _is_small_size_question(guard.expr):
+        relations = list(_conjuncts(shape_env.simplify(guard.expr)))
+        for relation in relations:
+            _assume(relation, sizes)
+        if asked is None and (_is_about_layout(guard) or _is_small_size_question(guard.expr)):
             continue
-        for relation in _conjuncts(shape_env.simplify(guard.expr)):
+        for relation in relations:
             constraint = _judge(relation, asked, sizes, validated)
             if constraint is not None:
                 found.setdefault(str(constraint), constraint)
     return list(found.values())
+
+
+def coincidences(shape_env: Any, sizes: SympySizes) -> Coincidences:
+    """What torch's own code asked about single dims that is true of some sizes in range alone.
+
+    Sizes of which none of it is true take the way that serves all of them: the remainder of a
+    division is not 0, two sizes are not equal.
+    """
+    found: Coincidences = {}
+    for guard in shape_env.guards:
+        if _asked_by_model(guard) is not None:
+            continue
+        for relation in _conjuncts(shape_env.simplify(guard.expr)):
+            kind = _RELATIONS.get(type(relation).__name__, ("ge", 1, 0))[0]
+            try:
+                expr = sizes.expr(relation.lhs) - sizes.expr(relation.rhs)
+            except UnknownSizeError:
+                continue
+            expr = sizes.table.traced(expr)
+            if kind != "ge" and len(expr.symbols()) == 1 and not _holds("ne", expr, sizes):
+                (number,) = expr.symbols()
+                found.setdefault(sizes.table.symbols[number].name, []).append(expr)
+    return found
 
 
 def _conjuncts(expr: Any) -> Iterable[Any]:
@@ -84,9 +121,32 @@ def _is_small_size_question(relation: Any) -> bool:
 
 def _asked_by_model(guard: Any) -> SourceLine | None:
     """The line of the model that asked, unless torch's own code did."""
-    frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    frame = _asking_frame(guard)
     file = getattr(frame, "filename", None)
     return None if file is None or is_torch_file(file) else SourceLine(file, frame.lineno or 0)
+
+
+def _is_about_layout(guard: Any) -> bool:
+    """Whether torch's own code asked how a tensor lies in memory, which changes no value."""
+    frame = _asking_frame(guard)
+    file = str(getattr(frame, "filename", "")).replace("\\", "/")
+    name = str(getattr(frame, "name", ""))
+    return file.endswith(_LAYOUT_FILE) and any(word in name for word in _LAYOUT_FUNCTIONS)
+
+
+def _asking_frame(guard: Any) -> Any:
+    return getattr(getattr(guard, "sloc", None), "framework_loc", None)
+
+
+def _assume(relation: Any, sizes: SympySizes) -> None:
+    """Lets the symbols know that an inequality held while torch traced."""
+    kind, sign, offset = _RELATIONS.get(type(relation).__name__, ("ne", 1, 0))
+    if kind == "ge":
+        try:
+            expr = (sizes.expr(relation.lhs) - sizes.expr(relation.rhs)) * sign + offset
+        except UnknownSizeError:
+            return
+        sizes.table.assume(sizes.table.traced(expr))
 
 
 def _judge(
@@ -112,7 +172,10 @@ def _judge(
     if len(expr.symbols()) == 1:
         if validated and sizes.table.is_named(*expr.symbols()):
             return None
-        raise _restriction(kind, expr, asked, sizes)
+        held = _held_sizes(kind, expr, sizes)
+        if held == sizes.table.traced_ranges.bounds(Expr.symbol(*expr.symbols())):
+            return None
+        raise _restriction(kind, expr, asked, held, sizes)
     return SizeConstraint(kind, expr, asked)
 
 
@@ -135,17 +198,49 @@ def _unstated(rule: str, asked: SourceLine | None) -> Exception:
     )
 
 
+def _held_sizes(kind: Literal["eq", "ge"], expr: Expr, sizes: SympySizes) -> Bounds | None:
+    """The longest run of sizes for which a rule about a single dim holds, found by trying them.
+
+    None if its range has no end, or too many sizes, or none for which the rule holds.
+    """
+    (number,) = expr.symbols()
+    low, high = sizes.table.traced_ranges.bounds(Expr.symbol(number))
+    if low is None or high is None or high - low > _MOST_TRIED:
+        return None
+    best, first = (0, -1), low
+    for value in range(low, high + 1):
+        if not _is_kept(kind, expr, {number: value}):
+            first = value + 1
+        elif value - first > best[1] - best[0]:
+            best = (first, value)
+    return None if best[1] < best[0] else best
+
+
+def _is_kept(kind: Literal["eq", "ge"], expr: Expr, values: Mapping[int, int]) -> bool:
+    try:
+        result = expr.evaluate(symbols=values)
+    except ZeroDivisionError:
+        return False
+    return result == 0 if kind == "eq" else result >= 0
+
+
 def _restriction(
-    kind: Literal["eq", "ge"], expr: Expr, asked: SourceLine | None, sizes: SympySizes
+    kind: Literal["eq", "ge"],
+    expr: Expr,
+    asked: SourceLine | None,
+    held: Bounds | None,
+    sizes: SympySizes,
 ) -> Exception:
-    """The error for a rule about a single dim."""
+    """The error for a rule about a single dim, which holds for sizes in `held` if that is known."""
     table = sizes.table
     (number,) = expr.symbols()
     symbol = table.symbols[number]
     location = None if asked is None else str(asked)
     limits = _limits(expr, number) if kind == "ge" else None
-    if limits is None:
-        divisor = _divisor(expr, number) if kind == "eq" else None
+    divisor = _divisor(expr, number) if kind == "eq" else None
+    if limits is None and held is not None and divisor is None:
+        limits = _limits_of_run(held, sizes.table.traced_ranges.bounds(Expr.symbol(number)))
+    if limits is None or symbol.derived:
         if divisor is not None:
             rule = f"{symbol.name} divisible by {divisor}"
             suggestion = f'{divisor} * Dim("{symbol.name}")'
@@ -167,6 +262,20 @@ def _restriction(
         suggestion=f'Dim("{symbol.name}", {text})',
         location=location,
     )
+
+
+def _limits_of_run(run: Bounds, whole: Bounds) -> Bounds | None:
+    """(least, None) or (None, greatest) value if a run of sizes reaches to the other end.
+
+    None if it is less than half of the range: the rule then is no limit, but holds by chance.
+    """
+    (first, last), (low, high) = run, whole
+    assert first is not None and last is not None and low is not None and high is not None
+    if 2 * (last - first) < high - low:
+        return None
+    if last == high:
+        return first, None
+    return (None, last) if first == low else None
 
 
 def _limits(expr: Expr, symbol: int) -> tuple[int | None, int | None] | None:

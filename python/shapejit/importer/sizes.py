@@ -66,6 +66,9 @@ class SymbolTable:
         self._roots: dict[str, Symbol] = {}
         self._named: set[int] = set()
         self._derived: dict[Derivation, Symbol] = {}
+        self._facts: dict[Expr, None] = {}
+        self.required: dict[Expr, None] = {}
+        """What must not be negative in any call, in order: `require`."""
 
     def root(self, dim: RootDim) -> Symbol:
         """The symbol of a size the user named."""
@@ -112,14 +115,27 @@ class SymbolTable:
             return lhs
         return self._derive(Derivation("min", lhs, rhs))
 
+    def require(self, *exprs: Expr) -> None:
+        """Has every call checked that none of these is negative, where the ranges leave it open."""
+        for expr in exprs:
+            if not self.ranges.is_nonnegative(expr):
+                self.required.setdefault(expr)
+
+    def assume(self, expr: Expr) -> None:
+        """Records that `expr` was not negative when torch traced: `traced` reckons with it."""
+        if not self.traced_ranges.is_nonnegative(expr):
+            self._facts.setdefault(expr)
+
     def _derive(self, derived: Derivation) -> Expr:
         symbol = self._derived.get(derived)
         if symbol is None:
             low, high = self._derived_bounds(derived)
+            if low is not None and low < 0:
+                # A symbol is never negative.
+                shifted = Derivation(derived.kind, derived.lhs - low, derived.rhs - low)
+                return self._derive(shifted) + low
             number = len(self.symbols)
-            symbol = Symbol(
-                self._derived_name(number), number, max(low or 0, 0), high, derived=derived
-            )
+            symbol = Symbol(self._derived_name(number), number, low or 0, high, derived=derived)
             self._derived[derived] = symbol
             self._append(symbol)
         return symbol.expr
@@ -141,7 +157,8 @@ class SymbolTable:
         else:
             high = None if unbounded else max(high_a or 0, high_b or 0)
         lows = [low for low in (low_a, low_b) if low is not None]
-        return (pick(lows) if len(lows) == 2 else None, high)
+        known = lows and (derived.kind == "max" or len(lows) == 2)
+        return (pick(lows) if known else None, high)
 
     def _append(self, symbol: Symbol) -> None:
         self.symbols.append(symbol)
@@ -181,17 +198,48 @@ class SymbolTable:
                 return self.traced_ranges.simplify(expr)
             expr = expr.substitute(symbols=known)
 
+    def constant(self, expr: Expr) -> int | None:
+        """The one value of `expr` as torch saw it, if need be found by trying a dim's sizes."""
+        expr = self.traced(expr)
+        if expr.constant is not None or len(expr.symbols()) != 1:
+            return expr.constant
+        (number,) = expr.symbols()
+        low, high = self.traced_ranges.bounds(Expr.symbol(number))
+        if low is None or high is None or high - low > _MAX_TRIED:
+            return None
+        try:
+            found = {expr.evaluate(symbols={number: size}) for size in range(low, high + 1)}
+        except ZeroDivisionError:
+            return None
+        return found.pop() if len(found) == 1 else None
+
     def _resolve(self, derived: Derivation) -> Expr | None:
         greater, lesser = derived.lhs, derived.rhs
-        if not self.traced_ranges.is_nonnegative(self.traced(greater) - self.traced(lesser)):
+        difference = self.traced(greater) - self.traced(lesser)
+        if not self._held_in_trace(difference):
             greater, lesser = lesser, greater
-            if not self.traced_ranges.is_nonnegative(self.traced(greater) - self.traced(lesser)):
+            if not self._held_in_trace(-difference):
                 return None
         return greater if derived.kind == "max" else lesser
 
+    def _held_in_trace(self, expr: Expr) -> bool:
+        """Whether `expr` is known to have been no less than 0, or than something that was."""
+        ranges = self.traced_ranges
+        return ranges.is_nonnegative(expr) or any(
+            ranges.is_nonnegative(expr - fact) for fact in self._facts
+        )
+
     def describe(self, expr: Expr) -> str:
-        """`expr` with the user's names in place of ``s<id>``."""
-        return re.sub(r"\bs(\d+)\b", lambda match: self.symbols[int(match[1])].name, str(expr))
+        """`expr` with the user's names in place of ``s<id>``, derived symbols written out."""
+
+        def text(match: re.Match[str]) -> str:
+            symbol = self.symbols[int(match[1])]
+            made = symbol.derived
+            if made is None:
+                return symbol.name
+            return f"{made.kind}({self.describe(made.lhs)}, {self.describe(made.rhs)})"
+
+        return re.sub(r"\bs(\d+)\b", text, str(expr))
 
 
 def scaled_size(table: SymbolTable, size: Expr, factor: float) -> Expr:

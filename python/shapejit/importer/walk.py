@@ -258,7 +258,10 @@ class Walker:
         self.env[op.results[0]] = [self.env[value] for value in op.operands]
 
     def _unpack(self, op: Any) -> None:
-        for value, item in zip(op.results, self.env[op.operands[0]], strict=True):
+        items = self.env[op.operands[0]]
+        if items is None:  # of an operator that is reported
+            items = [self._placeholder(value) for value in op.results]
+        for value, item in zip(op.results, items, strict=True):
             self._check("prim.ListUnpack", value, item, _line(str(op.location)))
             self.env[value] = item
 

@@ -42,6 +42,9 @@ def _batch_read(x: Tensor, batch: tuple[Expr, ...]) -> list[Expr]:
 
 @rule("aten.linear")
 def _linear(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.rank == 1:
+        result = _matmul(ctx, x, weight)
+        return result if bias is None else ctx.pointwise(ctx.ops.add, result, bias)
     row = x.rank == 1
     if row:
         x = ctx.builder.reshape(x, (ONE, *x.shape))

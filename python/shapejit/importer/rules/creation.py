@@ -21,7 +21,7 @@ from shapejit.symbolic import Expr
 
 
 def _filled(ctx: Context, sizes: Sequence[Any], value: Any) -> Tensor:
-    shape = [as_expr(size) for size in sizes]
+    shape = [ctx.builder.symbols.maximum(as_expr(size), Expr.const(0)) for size in sizes]
     if isinstance(value, (Tensor, Expr, SizeFloat)):
         return ctx.builder.expand(ctx.cast(ctx.tensor(value), ctx.dtype), shape)
     return ctx.builder.splat(shape, ctx.dtype, value)

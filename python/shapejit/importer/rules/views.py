@@ -229,9 +229,11 @@ def _slice(ctx: Context, x: Tensor, dim: int, start: Any, end: Any, step: int) -
 def _narrow(ctx: Context, x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     axis = dim_index(dim, x.rank)
     first = x.shape[axis] + start if isinstance(start, int) and start < 0 else as_expr(start)
+    size = as_expr(length)
+    ctx.builder.symbols.require(first, size, x.shape[axis] - first - size)
     indices = identity(x.rank)
     indices[axis] = indices[axis] + first
-    return ctx.builder.view(x, with_size(x.shape, axis, as_expr(length)), indices)
+    return ctx.builder.view(x, with_size(x.shape, axis, size), indices)
 
 
 def select(ctx: Context, x: Tensor, axis: int, index: Any) -> Tensor:
@@ -257,8 +259,9 @@ def _unbind(ctx: Context, x: Tensor, dim: int) -> list[Tensor]:
 
 
 def _parts(ctx: Context, x: Tensor, axis: int, sizes: Sequence[Expr]) -> list[Tensor]:
-    """Consecutive slices of the given sizes."""
+    """Consecutive slices of the given sizes, which are checked to lie within `x`."""
     found, start = [], Expr.const(0)
+    ctx.builder.symbols.require(*sizes, x.shape[axis] - sum(sizes, start))
     for size in sizes:
         indices = identity(x.rank)
         indices[axis] = indices[axis] + start
@@ -280,7 +283,7 @@ def _split(ctx: Context, x: Tensor, size: Any, dim: int) -> list[Tensor]:
 
 def _even_sizes(ctx: Context, total: Expr, size: Expr) -> list[Expr]:
     """Sizes of equal parts, the last one what is left. Their number must be known."""
-    count = ctx.builder.symbols.traced(total.ceildiv(size)).constant
+    count = ctx.builder.symbols.constant(total.ceildiv(size))
     if count is None:
         raise UnsupportedCaseError("into a number of parts that varies")
     count = max(count, 1)
@@ -290,7 +293,7 @@ def _even_sizes(ctx: Context, total: Expr, size: Expr) -> list[Expr]:
 @rule("aten.chunk")
 def _chunk(ctx: Context, x: Tensor, chunks: int, dim: int) -> list[Tensor]:
     axis = dim_index(dim, x.rank)
-    size = ctx.builder.symbols.traced(x.shape[axis]).ceildiv(chunks)
+    size = x.shape[axis].ceildiv(chunks)
     return _parts(ctx, x, axis, _even_sizes(ctx, x.shape[axis], size))
 
 
