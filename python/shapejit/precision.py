@@ -13,6 +13,8 @@ settings that inherit ``torch.backends.cudnn.fp32_precision`` or ``torch.backend
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +46,34 @@ def of_convolutions(options: CompileOptions) -> str:
     """The precision of convolutions that options ask for, which may be ``"auto"``."""
     asked = options.float32_conv_precision
     return options.float32_precision if asked == "auto" else asked
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Lets ``torch.export`` run under any of PyTorch's settings, and keeps them.
+
+    It reads ``torch.backends.cudnn.allow_tf32``, which PyTorch refuses where convolutions and
+    recurrent layers differ, as they do after only one of them was set or inherits; and it leaves
+    ``torch.backends.cudnn.fp32_precision`` unset. It computes nothing, so that what it finds makes
+    no difference.
+    """
+    cudnn = torch.backends.cudnn
+    places = (cudnn, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
+    before = [each.fp32_precision for each in places]
+    try:
+        older = cudnn.allow_tf32
+    except RuntimeError:
+        older = True
+    cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = older
+        for place, precision in zip(places, before, strict=True):
+            if place.fp32_precision != precision:
+                place.fp32_precision = "none"  # what it inherits
+            if place.fp32_precision != precision:
+                place.fp32_precision = precision
 
 
 def _known(setting: str) -> str:

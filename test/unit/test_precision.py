@@ -19,7 +19,7 @@ from shapejit.cpu_features import host_target
 from shapejit.importer import import_model
 from shapejit.options import CompileOptions
 from shapejit.pipeline import _gpu_stages, run_stage
-from shapejit.precision import resolved_options
+from shapejit.precision import kept_settings, resolved_options
 
 BACKENDS = torch.backends
 
@@ -100,6 +100,31 @@ def test_what_is_asked_for_goes_first(
     assert (found.float32_precision, found.float32_conv_precision) == expected
     assert resolved_options(found) == found
     assert found.hash() != CompileOptions(float32_precision="auto").hash()
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_lets_models_be_imported_and_stays(name: str) -> None:
+    SETTINGS[name][0]()
+    places = (CONV, BACKENDS.cudnn.rnn, CUDNN, PRODUCTS, BACKENDS)
+    before = [each.fp32_precision for each in places]
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
+    with torch.no_grad():
+        import_model(model, (torch.randn(2, 1, 5, 5),), dynamic_shapes=({0: Dim("n", min=1)},))
+    assert [each.fp32_precision for each in places] == before
+    if name.startswith(("cudnn, formerly", "and allowed again", "nothing")):
+        assert CUDNN.allow_tf32 is (name != "cudnn, formerly")
+
+
+@pytest.mark.usefixtures("restored")
+def test_settings_that_were_changed_inherit_again() -> None:
+    CUDNN.fp32_precision, CONV.fp32_precision = "ieee", "none"
+    with kept_settings():
+        assert CUDNN.allow_tf32 in (False, True)
+        CUDNN.fp32_precision = "none"
+    assert CONV.fp32_precision == "ieee"
+    CUDNN.fp32_precision = "tf32"
+    assert CONV.fp32_precision == "tf32"
 
 
 class Network(nn.Module):

@@ -37,6 +37,7 @@ from shapejit.importer.guards import Coincidences, check_guards, coincidences
 from shapejit.importer.sizes import LEAST_TRACED, SymbolTable, SympySizes
 from shapejit.importer.source import error_line
 from shapejit.importer.symbols import SizeConstraint, bind_symbols, name_dims
+from shapejit.precision import kept_settings
 
 _RESTRICTIONS = (ErrorId.SJ_EXPORT_010, ErrorId.SJ_EXPORT_011)
 """What says that a model holds for some sizes alone."""
@@ -168,7 +169,7 @@ def _export(
 def _run_export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> ExportedProgram:
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), kept_settings():
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
