@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,36 +42,44 @@ from shapejit.ops.gemm_operands import Operands, result_shape
 RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass
 class Timed:
-    """One call.
+    """Calls one after the other, timed until their results are there.
+
+    Of a call there are only numbers: objects would bring a collection of garbage about.
 
     Attributes:
-        us: microseconds until its result was there.
-        host: of it, until the call returned.
-        off: of it, in which the thread had no CPU, beyond what clocks differ by.
-        notes: what else happened.
+        us: microseconds until the result was there.
+        host: of these, until the call returned.
+        notes: what else happened, by the call's place.
     """
 
-    us: float
-    host: float
-    off: float
-    notes: list[str] = field(default_factory=list)
-
-
-class Watch:
-    """Times calls, and notes what else happens. To be used as a context."""
-
     def __init__(self) -> None:
-        self._collections: list[str] = []
+        self.us, self.host = array("d"), array("d")
+        self.notes: dict[int, list[str]] = {}
         self._started = 0.0
 
-    def __enter__(self) -> Watch:
+    def run(self, call: Callable[[int], Any], ms: Sequence[int]) -> Timed:
+        """Makes a call with each m."""
         gc.callbacks.append(self._collected)
+        for m in ms:
+            self._run(call, m)
+        gc.callbacks.remove(self._collected)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        gc.callbacks.remove(self._collected)
+    def _run(self, call: Callable[[int], Any], m: int) -> None:
+        torch.cuda.synchronize()
+        reserved = torch.cuda.memory_reserved()
+        cpu, start = time.thread_time(), time.perf_counter()
+        call(m)
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        end, used = time.perf_counter(), time.thread_time() - cpu
+        if torch.cuda.memory_reserved() != reserved:
+            self._note("new memory")
+        if (off := (end - start - used) * 1e6) > _OFF_US:
+            self._note(f"no CPU: {off:.0f} us")
+        self.us.append((end - start) * 1e6)
+        self.host.append((returned - start) * 1e6)
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         now = time.perf_counter()
@@ -79,25 +87,10 @@ class Watch:
             self._started = now
         else:
             took = (now - self._started) * 1e6
-            self._collections.append(f"garbage {info['generation']}: {took:.0f} us")
+            self._note(f"collection of garbage {info['generation']}: {took:.0f} us")
 
-    def timed(self, function: Callable[[], Any]) -> Timed:
-        """Times a call until its result is there."""
-        torch.cuda.synchronize()
-        self._collections.clear()
-        reserved = torch.cuda.memory_reserved()
-        cpu, start = time.thread_time(), time.perf_counter()
-        function()
-        returned = time.perf_counter()
-        torch.cuda.synchronize()
-        end, used = time.perf_counter(), time.thread_time() - cpu
-        call = Timed((end - start) * 1e6, (returned - start) * 1e6, (end - start - used) * 1e6)
-        call.notes += self._collections
-        if torch.cuda.memory_reserved() != reserved:
-            call.notes.append("new memory")
-        if call.off > _OFF_US:
-            call.notes.append(f"no CPU: {call.off:.0f} us")
-        return call
+    def _note(self, text: str) -> None:
+        self.notes.setdefault(len(self.us), []).append(text)
 
 
 # Clocks of threads and of the machine differ by less.
@@ -195,10 +188,7 @@ def _measure(result: dict[str, Any], x: torch.Tensor, w: torch.Tensor, calls: in
     del held
     for name, call in series.items():
         _warm(call)
-        with Watch() as watch:
-            first, *later = (
-                [watch.timed(lambda m=m, call=call: call(m)) for m in ms] for _ in range(3)
-            )
+        first, *later = (Timed().run(call, ms) for _ in range(3))
         _report(result, name, ms, first, later)
         if not name:
             variants = [_schedule(x[:m], weight) for m in ms]
@@ -229,8 +219,8 @@ def _report(
     result: dict[str, Any],
     name: str,
     ms: Sequence[int],
-    first: Sequence[Timed],
-    later: Sequence[Sequence[Timed]],
+    first: Timed,
+    later: Sequence[Timed],
 ) -> None:
     """Adds what a series of calls gave.
 
@@ -240,51 +230,51 @@ def _report(
         ms: of the calls.
         first, later: the calls, and the same ones again and again.
     """
-    steady = [_us(again) for again in later]
-    pooled = [us for again in steady for us in again]
-    ratios = _over_steady(ms, _us(first), pooled)
-    slow = [call for call, ratio in zip(first, ratios, strict=True) if ratio > 2]
+    pooled = [us for again in later for us in again.us]
+    ratios = _over_steady(ms, first.us, pooled)
+    slow = [place for place, ratio in enumerate(ratios) if ratio > 2]
     result[_TITLE + name] = {
         **_percentiles(ratios),
         "above 2": len(slow),
-        "above 2, of which the host took half of it": sum(c.host > c.us / 2 for c in slow),
-        "above 2, with a note": sum(bool(c.notes) for c in slow),
+        "above 2, of which the host took half of it": sum(
+            first.host[place] > first.us[place] / 2 for place in slow
+        ),
+        "above 2, with a note": sum(place in first.notes for place in slow),
     }
-    result[f"{_TITLE}{name}, the same calls again"] = _percentiles(
-        [ratio for us in steady for ratio in _over_steady(ms, us, pooled)]
-    )
-    same = [statistics.median(us) for us in zip(*steady, strict=True)]
+    repeated = [ratio for again in later for ratio in _over_steady(ms, again.us, pooled)]
+    result[f"{_TITLE}{name}, the same calls again"] = {
+        **_percentiles(repeated),
+        "above 2, of a thousand": round(1000 * sum(r > 2 for r in repeated) / len(repeated), 1),
+    }
+    same = [statistics.median(us) for us in zip(*(again.us for again in later), strict=True)]
     result["first calls over the same calls again" + name] = _percentiles(
-        [one / other for one, other in zip(_us(first), same, strict=True)]
+        [one / other for one, other in zip(first.us, same, strict=True)]
     )
     result[f"host us{name}"] = {
-        "first calls": _percentiles([call.host for call in first]),
-        "the same calls again": _percentiles([c.host for again in later for c in again]),
+        "first calls": _percentiles(first.host),
+        "the same calls again": _percentiles([us for again in later for us in again.host]),
     }
-
-
-def _us(calls: Sequence[Timed]) -> list[float]:
-    return [call.us for call in calls]
 
 
 def _slowest(
     ms: Sequence[int],
-    first: Sequence[Timed],
-    later: Sequence[Sequence[Timed]],
+    first: Timed,
+    later: Sequence[Timed],
     variants: Sequence[str],
 ) -> list[dict[str, Any]]:
     """The first calls that took longest for their octave."""
-    pooled = [us for again in later for us in _us(again)]
-    ratios = _over_steady(ms, _us(first), pooled)
+    pooled = [us for again in later for us in again.us]
+    ratios = _over_steady(ms, first.us, pooled)
     return [
         {
             "place": i,
             "m": ms[i],
-            "us": round(first[i].us, 1),
-            "host us": round(first[i].host, 1),
+            "us": round(first.us[i], 1),
+            "host us": round(first.host[i], 1),
             "ratio": round(ratios[i], 2),
             "variant": variants[i],
-            "notes": first[i].notes + ["first of its variant"] * (variants[i] not in variants[:i]),
+            "notes": first.notes.get(i, [])
+            + ["first of its variant"] * (variants[i] not in variants[:i]),
         }
         for i in sorted(range(len(ms)), key=lambda i: -ratios[i])[:15]
     ]

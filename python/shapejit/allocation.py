@@ -14,6 +14,15 @@ Allocate: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tens
 """An uninitialized tensor of a size, strides and dtype."""
 
 
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of a size, as torch gives them."""
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
 def direct_allocator(device: torch.device) -> Allocate | None:
     """What allocates tensors on a device at a third of the cost of torch.empty, if there is that:
     what code made by torch.compile calls. It takes the current device, so it serves where there is
@@ -35,4 +44,4 @@ def allocator(device: torch.device) -> Allocate:
     return allocate
 
 
-__all__ = ["Allocate", "allocator", "direct_allocator"]
+__all__ = ["Allocate", "allocator", "contiguous", "direct_allocator"]

@@ -104,6 +104,9 @@ class Simulated:
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """Nothing is captured."""
 
+    def run_tensors(self, *_: Any) -> bool:
+        return False
+
     def run(self, symbols: Any, buffers: Any, arena_bytes: int, place: Any) -> None:
         """Copies all buffers to the simulated GPU, runs, and copies what was written back."""
         self._memory, self.failure = GlobalMemory(), None

@@ -75,6 +75,13 @@ class Table:
         self.launched.append((kernel, operands[: self.operands], values[:3], stream or 0))
         return self.status
 
+    def add(self, plan: Plan, *arguments: Any) -> Tensor:
+        """Adds a plan, and makes the call."""
+        self.calls.add(plan, *arguments)
+        result = self.calls.run(*arguments)
+        assert result is not None
+        return result
+
     def prepared(self, loaded: Loaded) -> Prepared:
         """Values 10, rows + 1, 2 * rows."""
         return Prepared(loaded, HANDLE, self.address, [10, -1, -1], [1, 1, 1, 2, 0, 2])
@@ -113,7 +120,7 @@ def test_a_plan_serves_any_number_of_rows() -> None:
     plan, loaded = table.plan((9, 16)), [Loaded(), Loaded()]
     first, second = map(table.prepared, loaded)
     plan.choose([0, 4, 7], (first, second, None))
-    result = table.calls.add(plan, *arguments(X, W))
+    result = table.add(plan, *arguments(X, W))
     assert (result.shape, result.dtype) == ((9, 16), torch.bfloat16)
     assert (table.asked, table.launched) == ([(9, False)], [])
     for m, used in ((3, 0), (4, 1), (6, 1), (2, 0)):
@@ -132,7 +139,7 @@ def test_an_evicted_kernel_is_asked_for() -> None:
     table, loaded = Table(), Loaded()
     plan = table.plan((9, 16))
     plan.choose([0], (table.prepared(loaded),))
-    table.calls.add(plan, *arguments(X, W))
+    table.add(plan, *arguments(X, W))
     loaded.kernel = None
     table.calls.run(*arguments(X, W))
     assert (len(table.launched), table.asked) == (1, [(9, False)])
@@ -143,7 +150,7 @@ def test_one_row_has_a_plan_of_its_own() -> None:
     table = Table()
     plan = table.plan((1, 16), rows=1)
     plan.choose([0], (table.prepared(Loaded()),))
-    table.calls.add(plan, *arguments(X[:1], W))
+    table.add(plan, *arguments(X[:1], W))
     assert table.launched.pop()[2] == [10, 2, 2]
     assert table.calls.run(*arguments(X[:2], W)) is None
 
@@ -152,7 +159,7 @@ def test_failed_launches_raise_what_the_kernel_says() -> None:
     table = Table()
     plan = table.plan((9, 16))
     plan.choose([0], (table.prepared(Loaded()),))
-    table.calls.add(plan, *arguments(X, W))
+    table.add(plan, *arguments(X, W))
     for status, error in ((5, MemoryError), (6, RuntimeError)):
         table.status = status
         with pytest.raises(error):
@@ -171,7 +178,7 @@ def test_errors_of_functions_come_through() -> None:
 
     plan = Plan(fail, table.clock, fail, (9, 16), (16, 1), torch.bfloat16, 3, 0)
     with pytest.raises(OSError, match="no memory"):
-        table.calls.add(plan, *arguments(X, W))
+        table.add(plan, *arguments(X, W))
     with pytest.raises(OSError, match="no memory"):  # of the owner
         table.calls.run(*arguments(X, W, out=None))
     assert not table.launched
@@ -183,17 +190,17 @@ def test_results_that_share_memory() -> None:
     x, w, out = memory[:72].view(9, 8), memory[72:200].view(8, 16), memory[200:344].view(9, 16)
     plan = table.plan((9, 16))
     plan.choose([0], (table.prepared(Loaded()),))
-    assert table.calls.add(plan, *arguments(x, w, out=out)) is out
+    assert table.add(plan, *arguments(x, w, out=out)) is out
     for start in (199, 56):
         shared = memory[start:][:144].view(9, 16)
         with pytest.raises(OverflowError, match="shared"):
-            table.calls.add(plan, *arguments(x, w, out=shared))
+            table.add(table.plan((9, 16)), *arguments(x, w, out=shared))
     assert len(table.launched) == 1
 
 
 def test_an_empty_result_launches_nothing() -> None:
     table = Table()
-    result = table.calls.add(table.plan((0, 16)), *arguments(X[:0], W))
+    result = table.add(table.plan((0, 16)), *arguments(X[:0], W))
     assert result.shape == (0, 16)
     assert table.calls.run(*arguments(X[:0], W)) is not None
     assert not table.launched and not table.asked
@@ -212,7 +219,7 @@ def test_what_makes_another_kind_of_call(changed: dict[str, Any]) -> None:
     table.operands = 2 + len({"gate", "bias", "residual"} & changed.keys()) + 1
     plain = arguments(X, W)
     other = arguments(changed.pop("a", X), changed.pop("b", W), **changed)
-    table.calls.add(table.plan((9, 16)), *other)
+    table.add(table.plan((9, 16)), *other)
     assert table.calls.run(*other) is not None
     strides = other[0].stride() == X.stride() and other[0].data_ptr() % 16 == 0
     same = strides and not changed and other[1] is W and other[0].dtype is X.dtype
@@ -222,7 +229,7 @@ def test_what_makes_another_kind_of_call(changed: dict[str, Any]) -> None:
 def test_precisions_of_float32() -> None:
     table = Table()
     floats = torch.zeros(9, 8), torch.zeros(8, 16)
-    table.calls.add(table.plan((9, 16)), *arguments(*floats, precision="tf32"))
+    table.add(table.plan((9, 16)), *arguments(*floats, precision="tf32"))
     assert table.calls.run(*arguments(*floats, precision="tf32")) is not None
     assert table.calls.run(*arguments(*floats, precision="ieee")) is None
 
@@ -230,7 +237,7 @@ def test_precisions_of_float32() -> None:
 def test_what_is_left_to_python() -> None:
     table = Table()
     grown = halves(9, 8).requires_grad_()
-    table.calls.add(table.plan((9, 16)), *arguments(X, W))
+    table.add(table.plan((9, 16)), *arguments(X, W))
     sparse = X.to_sparse()
     for wrong in (None, "x", object(), sparse, torch._neg_view(X), grown):
         assert table.calls.run(*arguments(wrong, W)) is None
@@ -247,7 +254,7 @@ def test_tensors_of_subclasses_are_tensors() -> None:
         pass
 
     table = Table()
-    table.calls.add(table.plan((9, 16)), *arguments(X, W))
+    table.add(table.plan((9, 16)), *arguments(X, W))
     assert table.calls.run(*arguments(X.as_subclass(Named), nn.Parameter(W, False))) is not None
 
 
@@ -255,7 +262,7 @@ def test_the_oldest_plans_go() -> None:
     table = Table(most=3)
     weights = [halves(8, 16 + n) for n in range(5)]
     for w in weights:
-        table.calls.add(table.plan((9, w.shape[1])), *arguments(X, w))
+        table.add(table.plan((9, w.shape[1])), *arguments(X, w))
     assert len(table.calls) == 3
     known = [table.calls.run(*arguments(X, w)) is not None for w in weights]
     assert known == [False, False, True, True, True]
@@ -277,19 +284,21 @@ def test_a_plan_that_goes_while_its_call_runs() -> None:
 
     plan = Plan(owner, table.clock, allocate, (9, 16), (16, 1), torch.bfloat16, 3, 9)
     plan.choose([0], (None,))
-    arguments_ = arguments(X, W)
-    table.calls.add(plan, *arguments_)
+    table.add(plan, *arguments(X, W))
     del plan
-    assert table.calls.run(*arguments_) is None
+    assert table.calls.run(*arguments(X, W)) is None
 
 
-def test_the_first_of_several_plans_for_a_kind_stays() -> None:
+def test_of_several_plans_for_a_kind_the_first_stays_with_what_the_last_chooses() -> None:
     table = Table()
     first, second = table.plan((9, 16)), table.plan((9, 16))
-    first.choose([0], (table.prepared(Loaded()),))
-    table.calls.add(first, *arguments(X, W))
-    table.calls.add(second, *arguments(X, W))
-    assert (len(table.calls), len(table.launched), table.asked) == (1, 2, [])
+    table.add(first, *arguments(X, W))
+    assert len(table.asked) == 1
+    second.choose([0], (table.prepared(Loaded()),))
+    table.add(second, *arguments(X, W))
+    assert (len(table.calls), len(table.launched), len(table.asked)) == (1, 1, 1)
+    with pytest.raises(ValueError, match="other calls"):
+        table.calls.add(first, *arguments(X[:1], W))
 
 
 @pytest.mark.parametrize("wrong", [
@@ -320,7 +329,7 @@ def test_choices_are_those_of_a_bisection(data: Any) -> None:
     plan = table.plan((2, 16))
     plan.choose(starts, tuple(map(table.prepared, loaded)))
     x = halves(50, 8)
-    table.calls.add(plan, *arguments(x[:2], W))
+    table.add(plan, *arguments(x[:2], W))
     m = data.draw(st.integers(2, 50))
     table.calls.run(*arguments(x[:m], W))
     last = max(range(len(starts)), key=lambda n: loaded[n].used)

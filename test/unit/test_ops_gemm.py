@@ -257,6 +257,18 @@ def test_values_at_other_numbers_of_rows(n: int, shift: int) -> None:
         assert prepared.at(m) == [value.evaluate(other.symbols) for value in loaded.values]
 
 
+@pytest.mark.parametrize("n", [64, 70, 1])
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_one_row_is_of_the_kind_of_more(n: int, broadcast: bool) -> None:
+    """So that what is compiled for any number of rows serves it, too."""
+
+    def kind(m: int) -> GemmKind:
+        residual = torch.randn(n) if broadcast else torch.randn(m, n)
+        return layout_of(plain(m, n, 96, residual=residual, bias=torch.randn(n))).kind
+
+    assert kind(1) == kind(2) == kind(77)
+
+
 def test_values_with_the_rows_as_a_factor() -> None:
     layout = layout_of(plain(5, 64, 96))
     loaded: Any = SimpleNamespace(values=[Expr.parse("s0 * s1 * 3 + s2")])

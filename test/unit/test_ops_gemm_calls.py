@@ -21,7 +21,7 @@ from torch import Tensor
 from shapejit import ops
 from shapejit.codegen.ptxas import PtxasError
 from shapejit.errors import ShapeJitError
-from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size
+from shapejit.gpu.interface import Grid, KernelInterface, Pointer, Size, Workspace
 from shapejit.native_calls import Calls
 from shapejit.ops import gemm_kernels, kernels
 from shapejit.ops.gemm_kernels import MAX_VARIANTS, CodeMemory, KindKernels
@@ -43,6 +43,7 @@ class Builds:
         fail: names of schedules that cannot be built.
         at_once: whether builds end at once.
         generic: name of the schedule whose urgent builds always do.
+        scratch: whether kernels take scratch memory, each another amount.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Builds:
         self.waiting: dict[str, Future[Any]] = {}
         self.tensors: dict[str, int] = {}
         self.at_once, self.generic = True, str(GENERIC)
+        self.scratch = False
 
     def __call__(self, unit: Any, urgent: bool) -> Future[Any]:
         name = str(dict(unit.key.schedule)["name"])
@@ -67,7 +69,7 @@ class Builds:
         if name in self.fail:
             future.set_exception(RuntimeError(f"no code for {name}"))
         else:
-            future.set_result(fake_cubin(name, self.tensors[name]))
+            future.set_result(fake_cubin(name, self.tensors[name], self.scratch))
 
 
 def code_of(schedule: GemmSchedule) -> str:
@@ -75,20 +77,21 @@ def code_of(schedule: GemmSchedule) -> str:
     return str(dataclasses.replace(schedule, early=False))
 
 
-def fake_cubin(name: str, tensors: int) -> Any:
+def fake_cubin(name: str, tensors: int, scratch: bool) -> Any:
     """A kernel that takes m and the addresses of operands and result, named after its schedule."""
+    memory = (Workspace(1024 * (1 + sum(name.encode()) % 50), 0),) if scratch else ()
     interface = KernelInterface(
         entry=name,
         threads=128,
         shared_bytes=0,
         cluster=1,
-        grid=Grid(((0, 64),), 0),
+        grid=Grid(((0, 64),), len(memory)),
         values=("s0",),
-        parameters=(Size(0), *map(Pointer, range(tensors))),
+        parameters=(Size(0), *map(Pointer, range(tensors)), *memory),
     )
+    pointers = " ".join(["8"] * (tensors + len(memory)))
     return SimpleNamespace(
-        interface=interface,
-        cubin=f"fake\n{name} 168 0 128 4 {' '.join(['8'] * tensors)}\n".encode(),
+        interface=interface, cubin=f"fake\n{name} 168 0 128 4 {pointers}\n".encode()
     )
 
 
@@ -127,6 +130,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Fake:
 def setting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     made = Setting(fake)
     monkeypatch.setattr(calls, "_calls", made.calls)
+    monkeypatch.setattr(calls, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(calls, "_kind_kernels", made.kernels)
     monkeypatch.setattr(calls, "check", lambda operands: None)  # of the device
     yield made
@@ -268,6 +272,19 @@ def test_what_is_compiled_is_at_hand_for_every_call(
         assert setting.launched()[1] == m
         ops.gemm(x[:m], w, residual=residual[:m], deterministic=True)
         assert setting.launched()[1] == m
+
+
+def test_scratch_memory_is_allocated_ahead(setting: Setting) -> None:
+    setting.builds.scratch = True
+    _, w = layer(1)
+    x = torch.zeros(8192, 4096).bfloat16()
+    before = setting.fake.memory
+    ops.compile_gemm(x[:2], w)
+    allocated = setting.fake.memory
+    assert allocated > before
+    for m in (1, 3, 16, 77, 128, 500, 2048, 8192):
+        ops.gemm(x[:m], w)
+        assert setting.fake.memory == allocated
 
 
 def test_what_a_call_runs(setting: Setting) -> None:

@@ -146,13 +146,18 @@ def test_kernels_get_the_address_of_the_callers_tensor(one: FakeProgram) -> None
     y = torch.empty(5, 64, dtype=torch.bfloat16)
     addresses: list[int] = []
     execution: Any = one.program._execution
-    run = execution.run
+    run, run_tensors = execution.run, execution.run_tensors
 
     def spy(symbols: Any, table: Any, arena_bytes: int, place: Any) -> None:
         addresses.append(table[len(table) - 1])
         run(symbols, table, arena_bytes, place)
 
-    execution.run = spy
+    def spy_tensors(inputs: Any, leaves: Any, weights: Any, outputs: Any, *others: Any) -> bool:
+        done: bool = run_tensors(inputs, leaves, weights, outputs, *others)
+        addresses.extend([outputs[-1].data_ptr()] * done)
+        return done
+
+    execution.run, execution.run_tensors = spy, spy_tensors
     assert one.program(rows(5), out=y) is y
     assert addresses == [y.data_ptr()]
     odd = torch.empty(5 * 64 + 1, dtype=torch.bfloat16)[1:].view(5, 64)

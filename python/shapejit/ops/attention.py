@@ -8,10 +8,9 @@ import functools
 import threading
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
-from shapejit.allocation import allocator
+from shapejit.allocation import allocator, contiguous
 from shapejit.gpu.driver import driver
 from shapejit.ops.attention_kernels import KindKernels
 from shapejit.ops.attention_operands import (
@@ -182,8 +181,7 @@ def _result(operands: Operands, out: Tensor | None) -> Tensor:
     """What receives the result."""
     shape = result_shape(operands)
     if out is None:
-        strides = torch.empty(shape, device="meta").stride()
-        return _allocate(operands.q.device)(shape, strides, operands.q.dtype)
+        return _allocate(operands.q.device)(shape, contiguous(shape), operands.q.dtype)
     check_out(out, operands, shape)
     start, (length, _) = out.data_ptr(), reach(out, free_rows=False)
     for _, tensor in operands.named():

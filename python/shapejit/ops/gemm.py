@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shapejit.allocation import allocator
+from shapejit.allocation import allocator, contiguous
 from shapejit.codegen.builder import cubin_builder
 from shapejit.gpu.driver import driver
+from shapejit.gpu.launch import Kernel
 from shapejit.native_calls import Calls, Plan
 from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
@@ -111,6 +112,9 @@ def compile_gemm(
 ) -> list[str]:
     """Builds and loads every variant that calls of `gemm` like this one need, whatever m is.
 
+    Calls with tensors of such sizes and strides are planned, too, and scratch memory of the current
+    stream is allocated: none of them takes longer for being the first one.
+
     Args:
         a, b, bias, activation, gate, residual, out_dtype, float32_precision: as for `gemm`.
         rows: the least and the greatest m, with batch dims that join it.
@@ -130,8 +134,9 @@ def compile_gemm(
         schedules = kernels.schedules(layout, rows)
     built = cubin_builder().stats().built
     wait(kernels.begin(schedules))
-    for schedule in schedules:
-        kernels.load(schedule)
+    loaded = [kernels.load(schedule) for schedule in schedules]
+    _reserve([each.kernel for each in loaded if each.kernel is not None], a.device.index or 0)
+    _plan_ahead(operands, (activation, out_dtype, float32_precision, False), rows[0])
     if gc.isenabled() and cubin_builder().stats().built > built:
         # Builds leave enough behind for a full collection, which takes as long as a thousand calls
         # and would come in the middle of one.
@@ -158,12 +163,33 @@ def _first_call(
     arguments = (
         a, b, gate, bias, residual, out, activation, out_dtype, float32_precision, deterministic,
     )  # fmt: skip
-    # What is torch's now may have been another library's before.
-    if (result := _calls.run(*arguments)) is not None:
-        return result
     tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
     operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
-    return _calls.add(_new_plan(operands, out), *arguments)
+    # What is torch's now may have been another library's before; then there can be a plan.
+    while (result := _calls.run(*arguments)) is None:
+        _calls.add(_new_plan(operands, out), *arguments)
+    return result
+
+
+def _reserve(kernels: list[Kernel], device_number: int) -> None:
+    """Allocates what kernels need as scratch memory in the current stream: no call has to."""
+    stream = current_stream(device_number)
+    for kernel in sorted(kernels, key=lambda kernel: -kernel.workspace_bytes):
+        kernel.reserve(stream)
+
+
+def _plan_ahead(operands: Operands, others: tuple[Any, ...], least: int) -> None:
+    """Plans calls with these operands, and if they may have one row, with the first one of each:
+    no call has to wait for it, which is the time of a hundred calls."""
+    a, residual = operands.a, operands.residual
+    some = [operands]
+    if a.dim() == 2 and a.shape[0] > 1 and least <= 1:
+        if residual is not None and residual.dim() == 2 and residual.shape[0] == a.shape[0]:
+            residual = residual[:1]
+        some.append(operands._replace(a=a[:1], residual=residual))
+    for each in some:
+        tensors = (each.a, each.b, each.gate, each.bias, each.residual, None)
+        _calls.add(_new_plan(each, None), *tensors, *others)
 
 
 def _new_plan(operands: Operands, out: Tensor | None) -> Plan:
@@ -182,10 +208,9 @@ def _new_plan(operands: Operands, out: Tensor | None) -> Plan:
     layout, kernels = kernels_of(operands, shape, address)
     rows = RowPlan(layout, kernels)
     device = operands.a.device
-    strides = torch.empty(shape, device="meta").stride()
     plan = Plan(
-        rows.launch, kernels.memory.clock, allocator(device), shape, strides, operands.result_dtype,
-        device.index or 0, layout.m,
+        rows.launch, kernels.memory.clock, allocator(device), shape, contiguous(shape),
+        operands.result_dtype, device.index or 0, layout.m,
     )  # fmt: skip
     if 0 not in shape:
         rows.choose(plan)

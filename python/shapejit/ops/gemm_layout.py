@@ -101,10 +101,16 @@ def gemm_layout(product: Product) -> GemmLayout:
     aligned = result_aligned and len(batch) <= _MAX_MAP_BATCH and all(f.aligned for f in found)
     width = _BYTES[product.result]
     remainder = product.n % (_ALIGNMENT // width) if aligned and width == 2 else 0
-    given = (e for e in (product.bias, product.residual) if e is not None)
+    given = [e for e in (product.bias, product.residual) if e is not None]
     moved = rows.strides[1 + len(weights) :]
     extras = [
-        _extra(extra, sizes[:-1], [*outer, extra.strides[-1]], even_rows=aligned and not remainder)
+        _extra(
+            extra,
+            sizes[:-1],
+            [*outer, extra.strides[-1]],
+            even_rows=aligned and not remainder,
+            has_rows=extra is product.residual,
+        )
         for extra, outer in zip(given, moved, strict=True)
     ]
     kinds = iter(extra for extra, _ in extras)
@@ -209,15 +215,24 @@ def _moves(strides: Sequence[int], tile: Sequence[int]) -> tuple[bool, ...]:
 
 
 def _extra(
-    tensor: Strided, sizes: Sequence[int], strides: Sequence[int], *, even_rows: bool
+    tensor: Strided,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    *,
+    even_rows: bool,
+    has_rows: bool,
 ) -> tuple[OperandKind, tuple[int, ...]]:
     """An operand of the epilogue and its strides.
 
     Args:
         even_rows: whether n is a multiple of 16 bytes of the result, hence of two elements.
+        has_rows: whether it is likely to have a row for each of the product's. With one row it is
+            then of the kind that it is with more.
     """
     m, n = len(sizes) - 2, len(sizes) - 1
     found = [stride if size > 1 else 0 for stride, size in zip(strides, sizes, strict=True)]
+    if has_rows and sizes[m] == 1 and strides[m]:
+        found[m] = sizes[n]  # never taken
     pairs = tensor.address % (2 * _BYTES[tensor.element]) == 0
     unit = n if found[n] == 1 and pairs else -1
     dense = unit == n and even_rows and found[m] == sizes[n]

@@ -254,4 +254,7 @@ def product(operands: Operands, shape: tuple[int, ...], result_address: int) -> 
 
 
 def _strided(tensor: Tensor, shape: tuple[int, ...]) -> Strided:
-    return Strided(ELEMENTS[tensor.dtype], tensor.data_ptr(), tensor.expand(shape).stride())
+    # torch gives dims that it adds a stride where they have one element.
+    added = len(shape) - tensor.dim()
+    strides = (*(0 for _ in range(added)), *tensor.expand(shape).stride()[added:])
+    return Strided(ELEMENTS[tensor.dtype], tensor.data_ptr(), strides)
