@@ -282,14 +282,6 @@ DEPTHWISE = {
     "line of float32": (
         Layer((4,), inside=1, outside=1, groups=3, padding=((1, 2),)), "depthwise_v1_1x2"
     ),
-    "the next tile's rows": (
-        replace(ALONE, strides=(2, 2), groups=24, taps_first=True, epilogue=True),
-        "depthwise_v4_4x4_next",
-    ),
-    "next rows of float32": (
-        replace(ALONE, element="f32", taps=(5, 3), padding=((6, 7), (-1, 5)), groups=4),
-        "depthwise_v2_2x2_next",
-    ),
     "channels first": (replace(ALONE, groups=6, last=(False, False)), "depthwise_v1_2x2"),
     "a result with channels first": (
         replace(ALONE, taps_first=True, last=(True, False), epilogue=True), "depthwise_v4_2x2"
@@ -315,8 +307,6 @@ def test_what_is_no_depthwise_convolution() -> None:
         lowered(DEPTHWISE["one dim"][0], "depthwise_v8_1x4")
     with pytest.raises(LoweringError, match="names no depthwise schedule"):
         lowered(ALONE, "depthwise_v3_1x4")
-    with pytest.raises(LoweringError, match="has rows that are fetched; they want two dims"):
-        lowered(replace(ALONE, groups=12), "depthwise_v4_2x2_next")
     with pytest.raises(LoweringError, match="7 x 7 taps of 8 channels, which a thread does not"):
         lowered(DEPTHWISE["rows of taps"][0], "depthwise_v8_2x4")
 

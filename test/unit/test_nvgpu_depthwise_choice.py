@@ -110,11 +110,22 @@ def test_more_pixels_take_no_less(images: int, side: int) -> None:
             assert time <= model.time(images, (side + 1, side), H200)
 
 
-def test_neighbouring_threads_share_a_line_of_channels() -> None:
-    wanted = {32: 8, 96: 12, 144: 12, 960: 16, 148: 37}  # 37 chunks have no smaller divisor
+def test_neighbouring_threads_share_lines_of_channels() -> None:
+    """Lines of 128 bytes are 16 lanes; where pixels start within lines, all of a pixel."""
+    wanted = {32: 8, 96: 24, 144: 36, 192: 16, 960: 16, 120: 30, 148: 37, 8: 2}
     for groups, lanes in wanted.items():
         with kernel_of(replace(MOBILE, groups=groups)) as kernel:
             assert lanes_of(conv_problem(kernel), 4) == lanes
+    with kernel_of(replace(MOBILE, groups=96, element="f32")) as kernel:
+        assert lanes_of(conv_problem(kernel), 4) == 8
+
+
+@given(chunks=st.integers(1, 400), channels=st.sampled_from([1, 2, 4, 8]))
+def test_lanes_divide_channels(chunks: int, channels: int) -> None:
+    with kernel_of(replace(MOBILE, groups=chunks * channels)) as kernel:
+        lanes = lanes_of(conv_problem(kernel), channels)
+    assert chunks % lanes == 0
+    assert lanes == chunks or 32 <= lanes * channels * 2 <= 1024
 
 
 @needs_ptxas

@@ -28,7 +28,6 @@ from typing import TypeAlias
 from mlir.dialects import math, nvvm
 
 from shapejit.gpu.interface import Grid, KernelInterface
-from shapejit.passes.gpu_loops.access import fetch
 from shapejit.passes.nvgpu.builder import (
     Branches,
     Num,
@@ -40,7 +39,6 @@ from shapejit.passes.nvgpu.builder import (
     i32,
     loop,
     mul,
-    select,
     sub,
     udiv,
 )
@@ -52,7 +50,6 @@ from shapejit.passes.nvgpu.conv.depthwise_schedule import (
     THREADS,
     DepthwiseSchedule,
     Plan,
-    can_fetch,
     count_of,
     lanes_of,
     most_channels,
@@ -119,11 +116,6 @@ def _check(conv: ConvProblem, schedule: DepthwiseSchedule) -> None:
             f"has {taps} taps of {schedule.channels} channels, which a thread does not keep; tiles "
             "have one row there"
         )
-    if schedule.fetches and not can_fetch(conv, schedule):
-        raise LoweringError(
-            "has rows that are fetched; they want two dims, rows that a tile sees one after the "
-            "other, and pixels beside each other in units of 16 bytes"
-        )
 
 
 Line: TypeAlias = "Mapping[int, Sequence[Value]]"
@@ -162,38 +154,11 @@ class _Kernel:
         function.await_predecessors()
         ctas, cta = nvvm.read_ptx_sreg_nctaid_x(i32()), nvvm.read_ptx_sreg_ctaid_x(i32())
         first = add(mul(cta, THREADS), nvvm.read_ptx_sreg_tid_x(i32()))
-        items, step = function.size(self.items), mul(ctas, THREADS)
-        if self._schedule.fetches:
-            self._fetch(first, items)
-        with loop(first, items, step) as each:
+        with loop(first, function.size(self.items), mul(ctas, THREADS)) as each:
             assert each.index is not None
-            if self._schedule.fetches:
-                self._fetch(add(each.index, step), items)
             tile = self._tile(each.index)
             shared = self._output.load(tile)
             self._output.store(tile, shared, self._sums(tile))
-
-    def _fetch(self, item: Num, items: Num) -> None:
-        """Brings what an item's tile sees to the second-level cache, a row of the image by each of
-        the threads that have the tile's channels; nothing for what is no item."""
-        tile = self._tile(item)
-        lane = sub(item, mul(udiv(item, self._lanes), self._lanes))
-        rows, columns = map(list, self._seen)
-        up, across = self._corners(tile)
-        width = self._function.size(self._conv.image[-1])
-        start = select(compare("slt", across, 0), 0, across)
-        end = add(across, columns[-1] + 1)
-        end = select(compare("slt", end, width), end, width)
-        exists = both(compare("ult", item, items), compare("slt", start, end))
-        pitch = self._input.pitch(1 + self._conv.rank)
-        bytes_ = mul(sub(end, start), pitch)
-        places = {0: tile.image, 1 + self._conv.rank: start}
-        for first in range(0, len(rows), self._lanes):
-            number = add(lane, first)
-            inside = both(exists, self._inside([up, across], -2, number))
-            inside = both(inside, compare("ult", number, len(rows)))
-            address = self._input.address({**places, self._conv.rank: add(up, number)})
-            fetch(address, 0, bytes_, inside)
 
     def _tile(self, item: Num) -> Tile:
         places: list[Num] = []
@@ -211,19 +176,15 @@ class _Kernel:
         ]
         return Tile(item, channel, leading[::-1], firsts)
 
-    def _corners(self, tile: Tile) -> list[Num]:
-        """The first place that a tile sees, along its dims; it may be outside of the image."""
-        window = self._conv.window
-        return [
-            sub(mul(first, window.strides[dim]), window.padding[dim][0])
-            for dim, first in zip(self._tiled, tile.firsts, strict=True)
-        ]
-
     # Sums -----------------------------------------------------------------------------------------
 
     def _sums(self, tile: Tile) -> list[Value]:
         """Of every channel of every pixel of a tile."""
-        corners = self._corners(tile)
+        window = self._conv.window
+        corners = [
+            sub(mul(first, window.strides[dim]), window.padding[dim][0])
+            for dim, first in zip(self._tiled, tile.firsts, strict=True)
+        ]
         places = {0: tile.image, 1: tile.channel}
         places |= {2 + dim: corner for dim, corner in zip(self._tiled, corners, strict=True)}
         start = self._input.address(places)

@@ -6,8 +6,7 @@ registers that this needs.
 A thread has ``channels`` neighbouring channels, loaded at once, of a tile of ``rows`` by
 ``columns`` pixels of the result, along the last two spatial dims: ``depthwise_v4_2x4``. Filters
 stay in registers: of all taps along these two dims where there is room, else of a row of taps at a
-time, and then a tile has one row. With ``_next`` behind it, what the next tile sees is brought
-to the second-level cache meanwhile.
+time, and then a tile has one row.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ THREADS = 128
 
 #: Bytes that a load takes at most, and those that are a sector and a line of the caches.
 VECTOR, _SECTOR, _LINE = 16, 32, 128
+# Bytes of a register, and of neighbouring channels at most, before the next tile.
+_WORD, _MOST_BYTES = 4, 1024
 
-_NAME = re.compile(
-    r"depthwise_v(?P<channels>[1248])_(?P<rows>\d+)x(?P<columns>\d+)(?P<fetches>_next)?"
-)
+_NAME = re.compile(r"depthwise_v(?P<channels>[1248])_(?P<rows>\d+)x(?P<columns>\d+)")
 _MOST_PIXELS = 32
 
 # Registers of a multiprocessor; of a thread beside numbers: addresses, conditions, loads under way.
@@ -48,18 +47,14 @@ class DepthwiseSchedule:
     Attributes:
         channels: 1, 2, 4 or 8.
         rows, columns: of a tile of pixels.
-        fetches: whether what the next tile sees is brought to the second-level cache: for images
-            that are larger than that.
     """
 
     channels: int
     rows: int
     columns: int
-    fetches: bool = False
 
     def __str__(self) -> str:
-        mark = "_next" if self.fetches else ""
-        return f"depthwise_v{self.channels}_{self.rows}x{self.columns}{mark}"
+        return f"depthwise_v{self.channels}_{self.rows}x{self.columns}"
 
     @property
     def pixels(self) -> int:
@@ -75,8 +70,7 @@ class DepthwiseSchedule:
         """
         match = _NAME.fullmatch(text)
         if match is not None:
-            sizes = map(int, match.group("channels", "rows", "columns"))
-            found = DepthwiseSchedule(*sizes, fetches=match.group("fetches") is not None)
+            found = DepthwiseSchedule(*map(int, match.group("channels", "rows", "columns")))
             if 1 <= found.pixels <= _MOST_PIXELS:
                 return found
         raise ValueError(f"{text!r} names no depthwise schedule; one is depthwise_v4_2x4")
@@ -124,34 +118,28 @@ def tiled_dims(conv: ConvProblem, channels: int) -> int:
     return 2 if conv.rank > 1 and kept <= _KEPT else 1
 
 
-def can_fetch(conv: ConvProblem, schedule: DepthwiseSchedule) -> bool:
-    """Whether a tile sees neighbouring rows of an image, and of each one piece of memory, in units
-    of 16 bytes."""
-    access, element = conv.input, bytes_of(conv.element)
-    if conv.rank != 2 or tiled_dims(conv, schedule.channels) != 2:
-        return False
-    rows = Plan.of(conv, schedule).seen[0]
-    return (
-        list(rows) == list(range(len(rows)))
-        and stride_of(access, 1) == ONE
-        and stride_of(access, 1 + conv.rank) == conv.groups
-        and count_of(conv.groups) * element % VECTOR == 0
-        and is_multiple(access, (1, 2 + conv.rank), VECTOR // element)
-    )
-
-
 def lanes_of(conv: ConvProblem, channels: int) -> int:
-    """Neighbouring threads with neighbouring channels.
+    """Neighbouring threads with neighbouring channels; the next ones have another tile.
 
-    No more than have a line of the caches, so that the other threads of a CTA have neighbouring
-    pixels, which see the same ones; all of them where only odd numbers divide the channels.
+    A load takes places for whole lines in the first-level cache while it is under way. Kernels with
+    most of a multiprocessor's memory as shared memory have few of them, so there are as many lanes
+    as share the fewest lines, wherever pixels start: of 96 channels of 16 bits all, not those of
+    half a pixel. No more than that: other threads of a CTA have neighbouring tiles, which see the
+    same pixels.
     """
-    chunks = count_of(conv.groups) // channels
-    each = channels * bytes_of(conv.element)
-    best = max(
-        (lanes for lanes in range(1, _LINE // each + 1) if chunks % lanes == 0), default=chunks
-    )
-    return best if best * each >= _SECTOR else chunks
+    chunks, each = count_of(conv.groups) // channels, channels * bytes_of(conv.element)
+    found = [
+        lanes
+        for lanes in range(1, chunks + 1)
+        if chunks % lanes == 0 and _SECTOR <= lanes * each <= _MOST_BYTES
+    ]
+    return min(found, key=lambda lanes: (_lines(lanes * each) / lanes, lanes), default=chunks)
+
+
+def _lines(size: int) -> float:
+    """Lines of the caches that pieces of some bytes lie in, one after the other, in the mean."""
+    starts = range(0, size * (_LINE // _WORD), size)  # there are no others
+    return sum((start % _LINE + size - 1) // _LINE + 1 for start in starts) / len(starts)
 
 
 def seen(pixels: int, taps: int, stride: int, dilation: int) -> dict[int, list[tuple[int, int]]]:
