@@ -7,7 +7,7 @@ Sets of layers, bfloat16, channels last:
 - ``known``: layers of ResNet-50, VGG-16, a UNet, and of odd sizes, 1, 4 and 16 images: 81 cells;
 - ``others``: layers of VGG-16, of text detection and recognition, and of a diffusion model's
   decoder, that nothing was fitted on: 40 cells;
-- ``depthwise``: layers of MobileNets.
+- ``depthwise``: layers of MobileNets, 1 and 16 images, of the largest 64, which come from memory.
 
 The peer is cuDNN through torch, with benchmarks (it tries its algorithms) and without. What it
 picks with benchmarks differs from run to run, so a comparison takes the lower time of three runs::
@@ -275,7 +275,8 @@ def all_cells() -> list[ConvCell]:
     """The cells of all sets."""
     found = [cell_of("known", kind_of(s), n, s) for s in KNOWN.values() for n in IMAGES]
     found += [cell_of("others", kind_of(s), n, s) for n, s in OTHERS]
-    return found + [depthwise_cell(n, *each) for each in DEPTHWISE for n in (1, 16)]
+    found += [depthwise_cell(n, *each) for each in DEPTHWISE for n in (1, 16)]
+    return found + [depthwise_cell(64, *each) for each in DEPTHWISE[:3]]
 
 
 def of_element(cell: ConvCell, element: str) -> ConvCell | None:

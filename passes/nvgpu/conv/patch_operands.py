@@ -54,6 +54,7 @@ _GROUP_BYTES = 8 * UNIT_BYTES
 _WORDS = UNIT_BYTES // 4
 # Elements of filters that a thread has on their way.
 _FILTER_LOADS = 96
+_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,10 @@ def clear_zeros(
 class FilterFill:
     """Brings all filters into shared memory.
 
+    A warp loads neighbouring chunks of neighbouring filters. Chunks of a filter are neighbours in
+    global memory, so its loads touch few lines; filters are in shared memory, so its stores, eight
+    threads at a time, touch each bank once.
+
     Args:
         function: the kernel.
         problem: the convolution.
@@ -198,6 +203,7 @@ class FilterFill:
         access, size = problem.conv.weight, function.size
         self._function, self._window, self._access = function, window, access
         self._filters, self._count = filters, blocks * FILTERS * window.chunks
+        self._side = 4 if window.chunks % 4 == 0 else 2  # chunks; their number is even
         self._units = _Units(function, problem, access, window, (2, 4))
         self._filter, self._row, self._column = (
             size(access.stride(dim) or ZERO, 8) for dim in (1, 3, 4)
@@ -210,20 +216,32 @@ class FilterFill:
         batch = min(max(_FILTER_LOADS // loads, 1), -(-self._count // threads))
         with loop(thread, self._count, batch * threads) as each:
             numbers = [add(each.index, part * threads) for part in range(batch)]
-            units = [self._load(number) for number in numbers]
-            for number, words in zip(numbers, units, strict=True):
+            places = [self._place(number) for number in numbers]
+            units = [
+                self._load(*place, compare("ult", number, self._count))
+                for place, number in zip(places, numbers, strict=True)
+            ]
+            for number, (chunk, within), words in zip(numbers, places, units, strict=True):
                 with when(compare("ult", number, self._count)):
-                    _store_unit(memory, add(mul(number, UNIT_BYTES), offset), words)
+                    unit = add(mul(chunk, FILTERS), within)
+                    _store_unit(memory, add(mul(unit, UNIT_BYTES), offset), words)
 
-    def _load(self, number: Value) -> list[Value]:
-        """A unit: of a block, a chunk in it, a filter in that."""
+    def _place(self, number: Value) -> tuple[Value, Value]:
+        """The chunk of a unit, counted over all blocks, and the filter in its block."""
+        filters = _WARP // self._side
+        rest, within = udiv(number, filters), urem(number, filters)
+        rest, chunk = udiv(rest, self._side), urem(rest, self._side)
+        rest, group = udiv(rest, FILTERS // filters), urem(rest, FILTERS // filters)
+        return add(mul(rest, self._side), chunk), add(mul(group, filters), within)
+
+    def _load(self, chunk: Value, within: Value, exists: Value) -> list[Value]:
+        """A unit, if there is one."""
         window = self._window
-        chunk, within = udiv(number, FILTERS), urem(number, FILTERS)
         block, chunk = udiv(chunk, window.chunks), urem(chunk, window.chunks)
         filter_ = add(mul(block, FILTERS), within)
         row, place = udiv(chunk, window.columns), urem(chunk, window.columns)
-        exists = and_(compare("ult", filter_, self._filters), compare("ult", row, window.taps[0]))
-        exists = and_(exists, compare("ult", number, self._count))
+        exists = and_(exists, compare("ult", filter_, self._filters))
+        exists = and_(exists, compare("ult", row, window.taps[0]))
         tap = mul(self._column_of(place), window.pixels)
         offset = mul(signed_wide(filter_), self._filter)
         offset = add(offset, mul(signed_wide(row), self._row))
