@@ -10,6 +10,9 @@ in which CTAs start. The rules:
 - A row belongs to as few warps as keep it in registers: one warp needs no shared memory and no
   barriers. Rows that registers cannot hold, or whose length has no bound, are read again in every
   pass. Rows of unknown length have variants by length, if they may be long.
+- Where rows are many, each is fetched into the second-level cache while the one before it is worked
+  on: memory has no pause, and the small first-level cache of programs does not limit what is on its
+  way.
 - A warp has one row, and a thread one vector, as long as the multiprocessors hold so many; small
   CTAs spread little work over all of them. Where there never is more than a row or two for each,
   several warps share it.
@@ -53,8 +56,11 @@ _MAX_VECTOR = 16
 # Warps that share a row, and elements of it that each thread keeps at most. Several warps have a
 # barrier in each pass, so there are more of them than it takes.
 _TEAMS, _MOST_KEPT = (1, 4, 8, 16, 32), 32
-# Warps of rows that are read again.
-_LONG_WARPS = 16
+# Teams whose threads keep so many, others half of that; of 16 bits, which need fewer registers,
+# there are more. A warp has less of rows of a known length, which are then whole vectors of four.
+_MUCH_KEPT, _MUCH_KEPT_OF_HALVES, _KEPT_BY_A_WARP = (1, 32), (1, 8, 32), 24
+# Warps of rows that are read again, and CTAs of a multiprocessor if elements have up to 16 bits.
+_LONG_WARPS, _LONG_CTAS = 16, 2
 CLUSTERS = (16, 8, 4)
 """CTAs of clusters that share a row or a column, the most first."""
 # Threads of each of them, and elements that those keep at most.
@@ -84,10 +90,10 @@ _BYTES_ON_THEIR_WAY, _MOST_VECTORS = 40000, 4
 # Most rows of a multiprocessor for which several warps share each, elements of a thread then, and
 # warps up to which that is so.
 _FEW_ROWS, _FEW_ELEMENTS, _MOST_SHARING = 2, 4, 8
-# Threads of a multiprocessor whose CTAs share rows, and elements that all of them keep. On an H200
-# an RMS norm of 2048 columns comes to 0.94 of a copy's rate with 1024 threads that keep 16 elements
-# each, and with 2048 that keep 8; with 768 of the first to 0.86, with 1024 of the second to 0.75.
-_SHARING_THREADS, _SHARING_ELEMENTS = 2048, 16 * 1024
+# Threads of a multiprocessor whose CTAs share rows: so many, and the more the fewer elements each
+# keeps. On an H200 norms come to 0.93 of a copy's rate with 1024 of them that keep 16 elements
+# each, and with 2048 that keep 8; with half as many to 0.6.
+_SHARING_THREADS, _SHARING_ELEMENTS = 512, 8192
 
 
 @dataclass(frozen=True)
@@ -289,7 +295,7 @@ class Chooser:
         count = product(phase.rows)
         if not unknown:
             lengths = self._row_lengths(phase, max(known), known=True)
-            return self._by(count, self._row_tiers(phase, max(known), lengths))
+            return self._by(count, self._row_tiers(phase, max(known), lengths, known=True))
         bounds = [self._ranges.bounds(size)[1] for size in unknown]
         most = None if None in bounds else max(bound or 0 for bound in bounds)
         if len(columns) > 1:
@@ -322,14 +328,18 @@ class Chooser:
         cut = self.lengths(lambda n: cut_alignment(self.problem, phase, n))
         return cut[:-1] or cut  # even short vectors are better than single elements
 
-    def _row_tiers(self, phase: Rows, longest: int | None, lengths: Sequence[int]) -> list[_Tier]:
+    def _row_tiers(
+        self, phase: Rows, longest: int | None, lengths: Sequence[int], *, known: bool = False
+    ) -> list[_Tier]:
         """The schedules for rows of up to so many elements, by the number of rows.
 
         Args:
             longest: None for any length.
             lengths: of vectors, longest first.
+            known: whether all have as many elements.
         """
         few = self._are_few(product(phase.rows))
+        much_kept = _MUCH_KEPT_OF_HALVES if self._widest <= 2 else _MUCH_KEPT
         for warps in _TEAMS if longest is not None else ():
             size = warps * WARP
             counts = {length: -(-(longest or 0) // (length * size)) for length in lengths}
@@ -337,13 +347,16 @@ class Chooser:
             length = min(counts, key=lambda n: (counts[n] * n, -n))
             kept = counts[length] * length
             registers = self._registers(phase, kept)
-            most = _MOST_KEPT if warps in (1, _TEAMS[-1]) else _MOST_KEPT // 2
+            most = _MOST_KEPT if warps in much_kept else _MOST_KEPT // 2
+            if known and warps == 1:
+                most = _KEPT_BY_A_WARP
             if few and warps < _MOST_SHARING:
                 most = _FEW_ELEMENTS
             if kept * self._words <= most and size * registers <= _REGISTERS:
                 schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
-                return self._by_rows(schedule, registers, kept)
+                return self._by_rows(schedule, registers, kept, few=few)
         schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
+        schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1, fetches=True)
         last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
         return [*self._cluster_tiers(longest, lengths), last]
 
@@ -371,19 +384,22 @@ class Chooser:
         most = self._ranges.bounds(rows)[1]
         return most is not None and most <= _FEW_ROWS * self._processors
 
-    def _by_rows(self, schedule: LoopSchedule, registers: int, kept: int) -> list[_Tier]:
+    def _by_rows(
+        self, schedule: LoopSchedule, registers: int, kept: int, *, few: bool
+    ) -> list[_Tier]:
         """The schedule with more threads or CTAs for more rows, as far as registers allow."""
         keeps = f"{_elements(kept)} of it kept in each thread"
         if schedule.warps > 1:
-            threads = min(_SHARING_THREADS, max(_SHARING_ELEMENTS // kept, schedule.threads))
+            threads = _SHARING_THREADS + _SHARING_ELEMENTS // kept
             ctas = min(_REGISTERS // registers, threads) // schedule.threads
-            made = replace(schedule, ctas=max(ctas, 1))
+            made = replace(schedule, ctas=max(ctas, 1), fetches=not few)
             text = f"{schedule.warps} warps a row, {keeps}, {_residents(made)}"
             return [_Tier(None, made, text)]
         tiers = []
         for rows, (threads, ctas) in _BY_ROWS:
             ctas = max(min(ctas, _REGISTERS // (registers * threads)), 1)
-            made = replace(schedule, threads=threads, ctas=ctas)
+            # Up to the last bound, every warp has a row or two.
+            made = replace(schedule, threads=threads, ctas=ctas, fetches=rows is None)
             text = f"a warp a row, {keeps}, {_residents(made)}"
             tiers.append(_Tier(None if rows is None else rows * self._processors, made, text))
         return tiers
@@ -395,13 +411,19 @@ class Chooser:
         elements += element_types(self.problem)
         return 2 if any(isinstance(element, ir.F64Type) for element in elements) else 1
 
+    @property
+    def _widest(self) -> int:
+        """Bytes of the widest element in memory."""
+        return max(map(bytes_of, element_types(self.problem)))
+
     def _registers(self, phase: Rows, kept: int) -> int:
         """Registers of a thread that keeps so many elements of a row, about."""
-        elements = 2 * kept  # what is loaded, and what is made of it
-        widest = max(map(bytes_of, element_types(self.problem)))
+        widest = self._widest
+        # What is loaded, of which two of 16 bits are one register, and what is made of it.
+        elements = kept + kept * min(widest, 4) // 4
         if loads_shared_ahead(self.problem, phase, kept):
-            # Two of 16 bits are one register, and the last ones are loaded late.
-            elements += -(-kept * shared_inputs(self.problem, phase) * widest // 8)
+            # The last ones are loaded late.
+            elements += -(-kept * shared_inputs(self.problem, phase) * widest // 16)
         beside = _ROW_REGISTERS_BESIDE[widest] + self._wide * _WIDE_REGISTERS
         return (beside + elements) * self._words
 

@@ -26,8 +26,9 @@ from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.nvgpu.builder import Num, Value, add, compare, mul
 from shapejit.symbolic import Expr, product
 
-# Steps of the reduced dims that a thread loads at once.
-_AHEAD = 4
+# Steps of the reduced dims that a thread loads at once; and where clusters share columns, with half
+# as many threads of a multiprocessor.
+_AHEAD, _AHEAD_IN_CLUSTERS = 4, 8
 
 
 def columns_alignment(problem: LoopProblem, phase: Columns, length: int) -> Alignment:
@@ -126,9 +127,9 @@ class _Columns:
         limit = self._indexer.value(total)
         init = [reduction.identity for reduction in self._reductions for _ in range(length)]
 
-        def step(ahead: int, index: Expr, totals: list[Value]) -> list[Value]:
+        def step(together: int, index: Expr, totals: list[Value]) -> list[Value]:
             steps = []
-            for number in range(ahead):
+            for number in range(together):
                 dims = (
                     *place,
                     *self._indexer.spread(index + number * self._sharing, self._reduced),
@@ -145,16 +146,17 @@ class _Columns:
 
         def several(index: Expr, totals: list[Value]) -> Sequence[Value]:
             with self._evaluator.scope():
-                return step(_AHEAD, index, totals)
+                return step(ahead, index, totals)
 
         def single(index: Expr, totals: list[Value]) -> Sequence[Value]:
             with self._evaluator.scope():
                 return step(1, index, totals)
 
-        emission, stride = self._emission, self._sharing * _AHEAD
+        ahead = _AHEAD if self._cluster == 1 else _AHEAD_IN_CLUSTERS
+        emission, stride = self._emission, self._sharing * ahead
         own = add(emission.threads.warp, mul(emission.rank, self._warps))
         warp = emission.ssa(emission.index(own))
-        # As many whole steps of `_AHEAD` as all warps have.
+        # As many whole steps of `ahead` as all warps have.
         whole = mul(self._indexer.value(total // stride), stride)
         sums = self._indexer.loop(warp, whole, several, step=stride, size=total, init=init)
         sums = self._indexer.loop(

@@ -25,7 +25,20 @@ from shapejit.passes.gpu_loops import access
 from shapejit.passes.gpu_loops.bodies import emit_body
 from shapejit.passes.gpu_loops.indexing import Indexer
 from shapejit.passes.gpu_loops.problem import Indices, Key, Loop, LoopProblem, Memory, Read
-from shapejit.passes.nvgpu.builder import Num, Value, add, compare, i32, i64, mul, value
+from shapejit.passes.nvgpu.builder import (
+    Num,
+    Value,
+    add,
+    compare,
+    i32,
+    i64,
+    mul,
+    sub,
+    udiv,
+    umin,
+    urem,
+    value,
+)
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.passes.nvgpu.problem import is_half
@@ -192,18 +205,27 @@ class Evaluator:
                 self.value(read.tensor, [index.substitute(dims=replaced) for index in read.indices])
 
     def fetch(self, memory: Memory, offset: Expr, count: Expr, condition: Value) -> None:
-        """Has elements brought to the second-level cache: see `access.fetch`.
+        """Has neighbouring elements brought to the second-level cache, as far as they are whole
+        blocks of 16 bytes: see `access.fetch`.
 
         Args:
+            memory: at an address that is a multiple of 16.
             offset: of the first one, simplified.
             count: of elements.
-            condition: i1; false if there are none.
+            condition: i1.
         """
-        address, further = self.address(memory, offset)
-        bytes_ = self.indexer.ssa(count * bytes_of(memory.element))
+        width = bytes_of(memory.element)
+        block = access.MAX_BYTES // width
+        start, limit = self.indexer.ssa(offset), self.indexer.ssa(count)
+        ahead = umin(urem(sub(block, urem(start, block)), block), limit)
+        bytes_ = mul(mul(udiv(sub(limit, ahead), block), block), width)
         if bytes_.type != i32():
             bytes_ = arith.trunci(i32(), bytes_)
-        access.fetch(address, further, bytes_, condition)
+        address, further = self.address(memory, offset)
+        ahead = value(mul(ahead, width))
+        address = add(address, ahead if ahead.type == i64() else arith.extui(i64(), ahead))
+        there = arith.andi(condition, compare("ne", bytes_, 0))
+        access.fetch(address, further, bytes_, there)
 
     # Index values of bodies -----------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 """Sorting networks over records in shared memory, by the threads of a team.
 
 The network is that of `shapejit.passes.rowwise.keys.masks`. Its steps within 64 neighbours are done
-in the registers of a warp, two records a lane; the others load two records, compare them and store
-them, with a barrier between steps.
+in the registers of a warp, two records a lane. Of the others two are done at a time: a thread loads
+the four records that both compare with each other, and stores them; a barrier comes behind.
 """
 
 from __future__ import annotations
@@ -194,10 +194,50 @@ class Steps:
             low = or_(run, and_(pair.index, sub(distance, 1)))
             self._exchange(low, add(low, distance), count)
 
+    def mirrored_twice(self, count: Num, p: Value) -> None:
+        """`mirrored`, and then `apart` at a quarter of the runs; of records in shared memory."""
+        size, quarter = shl(value(1), p), shl(value(1), sub(p, 2))
+        with self._quads(count, p) as quad:
+            run = shl(shr(quad.index, sub(p, 2)), p)
+            inside = and_(quad.index, sub(quarter, 1))
+            low, high = add(run, inside), sub(add(run, sub(size, 1)), inside)
+            places = [low, add(low, quarter), sub(high, quarter), high]
+            self._exchange_quad(places, ((0, 3), (1, 2), (0, 1), (2, 3)), count)
+
+    def apart_twice(self, count: Num, exponent: Value) -> None:
+        """`apart` at ``2 ^ exponent`` and at half of that; of records in shared memory."""
+        quarter = shl(value(1), sub(exponent, 1))
+        with self._quads(count, add(exponent, 1)) as quad:
+            run = shl(shr(quad.index, sub(exponent, 1)), add(exponent, 1))
+            low = or_(run, and_(quad.index, sub(quarter, 1)))
+            places = [add(low, mul(quarter, number)) for number in range(4)]
+            self._exchange_quad(places, ((0, 2), (1, 3), (0, 1), (2, 3)), count)
+
     def _pairs(self, count: Num, p: Value) -> AbstractContextManager[Loop]:
         """A loop of this thread over pairs, of all runs of ``2 ^ p``."""
-        runs = shr(add(count, sub(shl(value(1), p), 1)), p)
-        return loop(self.own, shl(runs, sub(p, 1)), self.threads)
+        return loop(self.own, shl(self._runs(count, p), sub(p, 1)), self.threads)
+
+    def _quads(self, count: Num, p: Value) -> AbstractContextManager[Loop]:
+        """The same over records of four."""
+        return loop(self.own, shl(self._runs(count, p), sub(p, 2)), self.threads)
+
+    @staticmethod
+    def _runs(count: Num, p: Value) -> Value:
+        return shr(add(count, sub(shl(value(1), p), 1)), p)
+
+    def _exchange_quad(
+        self, places: Sequence[Value], pairs: Sequence[tuple[int, int]], count: Num
+    ) -> None:
+        """Compares pairs of four records. Those past the end are the last of all and stay there."""
+        there = [compare("ult", place, count) for place in places]
+        found = [
+            self.records.load(place, condition)
+            for place, condition in zip(places, there, strict=True)
+        ]
+        for low, high in pairs:
+            found[low], found[high] = exchanged(found[low], found[high])
+        for record, place, condition in zip(found, places, there, strict=True):
+            self.records.store(record, place, condition)
 
     def _exchange(self, low: Value, high: Value, count: Num) -> None:
         with when(compare("ult", high, count)):
@@ -235,14 +275,18 @@ class Network:
             return
         with loop(_RUN_BITS + 1, add(bits_of(count), 1)) as merged:
             p = merged.index
-            self._steps.mirrored(count, p)
+            self._steps.mirrored_twice(count, p)
             self._synchronize()
-            self.halve(count, sub(p, 2))
+            self.halve(count, sub(p, 3))
 
     def halve(self, count: Num, exponent: Num) -> None:
         """The steps at distances of ``2 ^ exponent`` and all below."""
-        with loop(0, sub(exponent, _RUN_BITS - 1)) as step:
-            self._steps.apart(count, sub(exponent, step.index))
+        steps = arith.maxsi(value(sub(exponent, _RUN_BITS - 1)), constant(0))
+        with loop(0, shr(steps, 1)) as step:
+            self._steps.apart_twice(count, sub(exponent, mul(step.index, 2)))
+            self._synchronize()
+        with when(compare("ne", and_(steps, 1), 0)):
+            self._steps.apart(count, constant(_RUN_BITS))
             self._synchronize()
         self._runs(count, masks(2 * RUN)[1:])
         self._synchronize()

@@ -68,7 +68,7 @@ def _scan_tiers(chooser: Chooser, phase: Scan, device: Device) -> list[Tier]:
         Tier(
             _SMALL_ROW,
             None,
-            LoopSchedule(vector, 8, 0, 256, 4),
+            LoopSchedule(vector, 8, 0, 256, 8),
             f"8 warps a row, {vector} elements a thread",
         ),
         Tier(

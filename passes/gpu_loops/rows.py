@@ -152,11 +152,13 @@ class _Rows:
                 row = self._indexer.spread(index, self._phase.rows)
                 self._cut = None if way.start is None else self._cut_row(row, way)
                 self._load_ahead(row, way)
-                if self._schedule.fetches and way.chunks and way.start is None:
-                    self._fetch_next(index, count, way)
+                if self._schedule.fetches:
+                    self._fetch(add(self._indexer.ssa(index), self._step), count)
                 self._row(row, way)
             return ()
 
+        if self._schedule.fetches and not way.chunks:
+            self._fetch(self._first, count)  # a row that is long comes sooner so
         limit = self._indexer.value(count)
         self._indexer.loop(self._first, limit, body, step=self._step, size=count)
 
@@ -183,34 +185,32 @@ class _Rows:
                 for chunk in chunks or ():
                     self._prefetch(loop, (*row, *chunk.columns), chunk, shared=shared)
 
-    def _fetch_next(self, index: Expr, count: Expr, way: Way) -> None:
-        """Has the row that this team takes next brought to the second-level cache.
+    def _fetch(self, number: Num, count: Expr) -> None:
+        """Has a row of this team brought to the second-level cache, if there is one of the number.
 
         Rows alternate between loads, which keep memory busy, and work on registers, which does not.
         """
         if len(self._phase.columns) > 1 or len(self._phase.columns[0]) > 1:
             return
         [[columns]] = self._phase.columns
-        number = add(self._indexer.ssa(index), self._step)
         condition = arith.andi(
             self._indexer.at_level(0, "first member", self._is_first),
-            compare("slt", number, self._indexer.value(count)),
+            compare("slt", self._emission.ssa(number), self._indexer.value(count)),
         )
-        if columns.constant is None:
-            condition = arith.andi(condition, compare("sgt", self._indexer.ssa(columns), 0))
-        row = self._indexer.spread(self._indexer.variable(number, count), self._phase.rows)
-        for memory, offset in self._own_rows(row, columns, way.length):
+        row = self._indexer.spread(
+            self._indexer.variable(self._emission.ssa(number), count), self._phase.rows
+        )
+        for memory, offset in self._own_rows(row, columns):
             self._evaluator.fetch(memory, offset, columns, condition)
 
-    def _own_rows(self, row: Indices, columns: Expr, length: int) -> list[tuple[Memory, Expr]]:
-        """Tensors of which a row is side by side in memory, in whole vectors of 16 bytes, and is
-        not another row's too; with the offset of its first element."""
+    def _own_rows(self, row: Indices, columns: Expr) -> list[tuple[Memory, Expr]]:
+        """Tensors at addresses that are multiples of 16 of which a row is side by side in memory,
+        and is not another row's too; with the offset of its first element."""
         found: dict[tuple[Memory, Expr], None] = {}
         inputs, rows = self._emission.problem.inputs, len(row)
         column = self._indexer.variable(None, columns, level=0)
         replaced = dict(enumerate((*row, column)))
         assert column.dim_index is not None
-        vector = Vector(length, column.dim_index)
         for loop in loops_of(self._emission.problem, self._phase):
             if len(loop.space) != rows + 1:
                 continue
@@ -220,10 +220,9 @@ class _Rows:
                     continue
                 indices = [index.substitute(dims=replaced) for index in read.indices]
                 offset = self._indexer.simplify(memory.offset(indices))
-                start = vector.start(offset)
-                whole = length * bytes_of(memory.element) % MAX_BYTES == 0
-                if whole and start is not None and not is_shared(read, rows):
-                    found[memory, start] = None
+                whole = self._schedule.vector * bytes_of(memory.element) % MAX_BYTES == 0
+                if whole and offset.stride(column.dim_index) == 1 and not is_shared(read, rows):
+                    found[memory, offset.substitute(dims={column.dim_index: 0})] = None
         return list(found)
 
     def _row(self, row: Indices, way: Way) -> None:

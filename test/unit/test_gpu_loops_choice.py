@@ -62,8 +62,8 @@ def test_points_move_16_bytes(element: str, vector: int) -> None:
         (64, (2, 1, 1)),  # all lanes have a part, so 4 bytes each
         (384, (4, 1, 3)),  # vectors of 8 would leave a quarter of the lanes without work
         (768, (8, 1, 3)),
-        (1024, (8, 1, 4)),
-        (1000, (8, 1, 4)),
+        (1024, (8, 4, 1)),  # of as much four warps keep a vector a thread
+        (1000, (8, 4, 1)),
         (4096, (8, 8, 2)),
         (33, (1, 1, 2)),  # short rows that start anywhere have no vectors
         (201, (8, 1, 1)),  # others are cut where vectors may start
@@ -97,7 +97,7 @@ def test_rows_of_unknown_length_have_variants_by_length() -> None:
         ((8193, 34), (None, 5000)),
     ]
     chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
-    assert [each.warps for each in chosen] == [1, 16, 16, 16, 16, 16]
+    assert [each.warps for each in chosen] == [1, 8, 16, 16, 16, 16]
     assert [each.row_capacity for each in chosen[:2]] == [1024, 8192]
     assert all(each.chunks == 0 for each in chosen[2:])
     assert [each.cluster for each in chosen[2:]] == [16, 8, 4, 1]
