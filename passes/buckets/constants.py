@@ -45,8 +45,8 @@ class Constants:
         early_gain: what a kernel gains that starts before the one ahead of it ends.
         early_cache: how much longer the second-level cache takes then, if several tiles read the
             same weights, as they lie in no order.
-        early_memory: how much longer device memory takes then, if much of the GPU stays free, as
-            the tiles lie unevenly.
+        early_memory: how much longer device memory takes then, for the share of the GPU that stays
+            free, as the tiles lie unevenly.
         interference: the same of multiplying and filling, which share the ports of shared memory.
         leak: share of the shorter of two overlapping times that is seen in the end.
         factors: by `factor_key`, what a schedule's steps take beyond the model; 1 if missing.
@@ -67,9 +67,9 @@ class Constants:
     crowding: float = 1.3
     handover: float = 1.0
     handover_rate: float = 100.0
-    early_gain: float = 0.8
-    early_cache: float = 2.0
-    early_memory: float = 1.45
+    early_gain: float = 0.7
+    early_cache: float = 1.8
+    early_memory: float = 0.7
     leak: float = 0.15
     interference: float = 0.14
     factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)

@@ -61,8 +61,9 @@ _ROUNDING: Final = 1e-6
 _WHOLE: Final = np.ones((1, 1))
 # Of the order of tiles: rows that a group of them spans.
 GROUP_ROWS: Final = 2048
-# Kernels that start early and leave so much of the room for CTAs free lie unevenly.
-_EARLY_FREE: Final = 0.3
+# Kernels that start early lie unevenly if they take more than this share of the multiprocessors:
+# with less they find free ones beside the kernel ahead. Several CTAs of one always do.
+_BESIDE: Final = 0.5
 # When a streaming kernel shares its last wave: what it counts for that, in per cent of a share's
 # time and in stages; how many stages a share has at least, and how many clusters share a tile.
 SHARED_TILE, HANDOVER_STAGES, MIN_SHARE, MAX_SHARERS = 108, 6, 4, 3
@@ -303,9 +304,9 @@ class _Schedules:
         memory = moved / (1e3 * c.memory_rate)
         cache = (clusters * steps * s.asked * crowding + moved) / (1e3 * c.cache_rate)
         if s.any_early:
-            room = (1 - _EARLY_FREE) * s.resident * s.ctas_per_sm
-            uneven = s.early & (clusters * parts < room)
-            memory = np.where(uneven, memory * c.early_memory, memory)
+            taken = np.minimum(clusters * parts / (s.resident * s.ctas_per_sm), 1.0)
+            uneven = s.early & ((taken > _BESIDE) | (s.ctas_per_sm > 1))
+            memory = np.where(uneven, memory * (1 + c.early_memory * (1 - taken)), memory)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
         overlapped = _together(_together(busy, cache, c.interference), memory, c.leak)
         if s.any_early:

@@ -196,7 +196,6 @@ CANDIDATES = _all(
     "persistent_128x192x64_s4_w2",
     "persistent_128x256x64_s4_w2",
     "swapped_128x80x64_s8_w2_k3",
-    "swapped_128x112x64_s7_w2_k3",
     "swapped_128x120x64_s6_w2",
     "swapped_128x128x64_s6_w2",
     "swapped_128x144x64_s6_w2_turns",
