@@ -121,16 +121,15 @@ def main() -> None:
     parser.add_argument("--without-inductor", action="store_true")
     parser.add_argument("--out", type=Path, help="a file for the counts, JSON")
     options = parser.parse_args()
-    records: dict[str, Any] = {}
+    result: dict[str, Any] = {"torch": torch.__version__, "target": _TARGET, "models": {}}
     print(f"{'model':<18}{'free sizes':>12}{'fixed':>8}{'Inductor':>10}")
     for name in options.models:
         record = count(TRANSFORMERS[name], beside=not options.without_inductor)
-        records[name] = record
+        result["models"][name] = record
         shown = record.get("inductor", "")
         print(f"{name:<18}{record['free']:>12}{record['fixed']:>8}{shown:>10}", flush=True)
-    if options.out is not None:
-        result = {"torch": torch.__version__, "target": _TARGET, "models": records}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        if options.out is not None:  # after each, as Inductor takes its time
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
