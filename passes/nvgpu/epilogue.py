@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from shapejit.ir import element_bytes
 from shapejit.passes.nvgpu.bodies import ScalarBody
 from shapejit.passes.nvgpu.builder import Num, Value
 from shapejit.passes.nvgpu.extras import Directions, ExtraReader, TileOrigin, TileReader
@@ -27,8 +28,8 @@ from shapejit.passes.nvgpu.problem import (
 from shapejit.passes.nvgpu.stores import Chunk, Store
 from shapejit.symbolic.expr import ONE
 
-# Of a thread. Beside more sums there are no registers for extras that are not needed yet.
-_SUMS_WITH_PREFETCH = 128
+# Registers of a thread for sums, and for extras of a chunk that are not needed yet.
+_SUMS_AND_EXTRAS = 192
 
 
 def directions_of(problem: GemmProblem, *, swapped: bool, mapped: bool = True) -> Directions:
@@ -97,7 +98,10 @@ class Epilogue:
             for number, (block, first) in enumerate(places)
         ]
         sums = len(self._problem.weights) * blocks * columns // 2
-        return TileEpilogue(self, reader, origin, chunks, ahead=sums <= _SUMS_WITH_PREFETCH)
+        # Of a group a thread has four elements; two of 16 bits are a register.
+        extras = step * sum(element_bytes(extra.element) for extra in self._problem.extras)
+        ahead = sums + extras <= _SUMS_AND_EXTRAS
+        return TileEpilogue(self, reader, origin, chunks, ahead=ahead)
 
     def extras_at(self, dims: Mapping[int, Num]) -> list[Value]:
         """The extras of the element at indices of the result's dims."""

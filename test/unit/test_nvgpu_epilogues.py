@@ -21,6 +21,7 @@ from shapejit.passes.nvgpu.lowering import lower_variant
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_kernels import DTYPES, Size, access, examples, tensor
+from unit.simulated_gemms import Gemm, check
 
 PLAIN, SWAPPED = "persistent_64x64x64_s2_w1", "swapped_64x16x64_s2_w1"
 
@@ -403,3 +404,14 @@ def test_sizes_in_the_body(schedule: str) -> None:
     lhs, rhs = torch.randn(9, 72).bfloat16(), torch.randn(16, 72).bfloat16()
     got = run(schedule, [], body, [], 9, 16, operands=(lhs, rhs))
     assert torch.allclose(got.double(), lhs.double() @ rhs.double().T / 72, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epilogue"),
+    [
+        ("swapped_128x176x64_s5_w2_turns", "bias, gelu, residual"),  # 176 sums, 16 registers ahead
+        ("swapped_256x184x64_s3_w2", "f32 residual"),  # no room for any
+    ],
+)
+def test_extras_beside_many_sums(schedule: str, epilogue: str) -> None:
+    check(Gemm(epilogue=epilogue), schedule, 90, 136, 64, multiprocessors=1)
