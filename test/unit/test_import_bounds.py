@@ -70,6 +70,27 @@ def test_a_call_that_would_read_past_the_end() -> None:
         compiled(x, torch.randn(10))
 
 
+def test_dims_that_are_always_empty() -> None:
+    """Loops over them have no indices to take apart."""
+    functions = {
+        "compared": lambda x: torch.where(x[2:].transpose(0, 1) > 0, 1.0, x[2:].transpose(0, 1)),
+        "sums": lambda x: x[:, :0].exp().sum(1),
+        "counted": lambda x: (x[2:] > 0).sum((0, 2)),
+        "joined": lambda x: torch.cat([x[2:], x * 2]),
+    }
+    compiled = shapejit.compile(
+        Table(functions).eval(),
+        (torch.randn(2, 3, 5),),
+        dynamic_shapes={"inputs": ({2: Dim("a", min=1, max=40)},)},
+        target="cpu",
+        opt_level=0,
+    )
+    for a in (1, 9, 40):
+        x = torch.randn(2, 3, a)
+        for name, function in functions.items():
+            assert torch.equal(compiled(x)[name], function(x)), name
+
+
 def _written(x: Tensor) -> Tensor:
     x = x[1:].clone()
     x[2:] = 0.0

@@ -21,9 +21,14 @@ def linearize(indices: Sequence[Expr | int], sizes: Sequence[Expr | int]) -> Exp
 
 
 def delinearize(offset: Expr | int, sizes: Sequence[Expr | int]) -> tuple[Expr, ...]:
-    """The indices of a row-major `offset` that lies within an array of `sizes`."""
+    """The indices of a row-major `offset` that lies within an array of `sizes`.
+
+    An array that is known to be empty has no offset to be wrong about.
+    """
     rest, indices = as_expr(offset), []
     for size in reversed(sizes[1:]):
+        if size == 0:
+            size = 1
         indices.append(rest % size)
         rest = rest // size
     return (rest, *reversed(indices)) if sizes else ()
