@@ -356,7 +356,7 @@ class Chooser:
                 schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
                 return self._by_rows(schedule, registers, kept, few=few)
         schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
-        schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1, fetches=True)
+        schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1)
         last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
         return [*self._cluster_tiers(longest, lengths), last]
 
