@@ -247,6 +247,11 @@ COLORS = {
 }
 
 
+def plotted(peers: Mapping[str, Record]) -> dict[str, Record]:
+    """The systems that served the whole trace, one request after the other."""
+    return {name: each for name, each in peers.items() if each.get("cold") and name != LARGEST}
+
+
 def plot(peers: Mapping[str, Record], title: str, path: Path) -> None:
     """Writes a PNG: latency of each request in order of arrival, and below it time over ours."""
     import matplotlib
@@ -254,7 +259,7 @@ def plot(peers: Mapping[str, Record], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    shown = {name: record for name, record in peers.items() if record.get("cold")}
+    shown = plotted(peers)
     figure, (arrival, ratio) = plt.subplots(2, 1, figsize=(10, 8), layout="constrained")
     for name, record in shown.items():
         walls = [us / 1e3 for us in record["cold"]["wall_us"]]

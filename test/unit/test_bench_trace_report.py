@@ -24,6 +24,7 @@ from trace_report import (  # noqa: E402
     floor_ratios,
     percentile,
     plot,
+    plotted,
     ratios_to_ours,
     summarize,
     table,
@@ -276,6 +277,12 @@ def test_a_file_of_results_is_brought_up_to_date(
     ]  # fmt: skip
     assert [path.name for path in tmp_path.glob("*.png")] == ["traces-unet-gpu.png"]
     assert "best peer's p50 / ours (eager)" in capsys.readouterr().out
+
+
+def test_plots_show_who_served_the_whole_trace() -> None:
+    served = record_of([1.0, 2.0], [1.0, 2.0])
+    systems = {"shapejit": served, "largest": served, "floor": FLOOR, "buckets": {"error": "no"}}
+    assert plotted(systems) == {"shapejit": served}
 
 
 def test_a_criterion_says_what_it_holds() -> None:
