@@ -304,7 +304,8 @@ class _Schedules:
         memory = moved / (1e3 * c.memory_rate)
         cache = (clusters * steps * s.asked * crowding + moved) / (1e3 * c.cache_rate)
         if s.any_early:
-            taken = np.minimum(clusters * parts / (s.resident * s.ctas_per_sm), 1.0)
+            room = s.resident * np.maximum(s.ctas_per_sm, tiles)
+            taken = np.minimum(clusters * parts / np.maximum(room, 1.0), 1.0)
             uneven = s.early & ((taken > _BESIDE) | (s.ctas_per_sm > 1))
             memory = np.where(uneven, memory * (1 + c.early_memory * (1 - taken)), memory)
         busy = np.maximum(_together(tensor, fill, c.interference), latency) + work * c.step
