@@ -260,7 +260,8 @@ def replace_map_stride(map_: Value, dim: int, pitch: Value, condition: Value) ->
 
 
 def load_relaxed(address: Value, bytes_: int) -> Value:
-    """A word of 4 or 8 bytes of global memory, as the last writer before this kernel left it."""
+    """A word of 4 or 8 bytes of global memory, not from the first-level cache: as kernels before
+    this one left it, or what came with a flag that was awaited."""
     if bytes_ == 8:
         return assembly(i64(), "ld.relaxed.gpu.global.u64 $0, [$1];", "=l,l", [address], pure=False)
     return assembly(i32(), "ld.relaxed.gpu.global.u32 $0, [$1];", "=r,l", [address], pure=False)

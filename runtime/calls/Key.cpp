@@ -111,6 +111,9 @@ bool GemmCall::fitsAnyRows() const {
     return false;
   if (given[kGate] && tensors[kGate].rank != 2)
     return false;
+  // A bias with rows of its own fits the calls with as many only.
+  if (given[kBias] && tensors[kBias].rank > 1 && tensors[kBias].shape[0] != 1)
+    return false;
   for (int i : {kResidual, kOut})
     if (given[i] && (tensors[i].rank != 2 || tensors[i].shape[0] != rows))
       return false;

@@ -95,17 +95,18 @@ PyObject *newPlan(PyTypeObject *type, PyObject *arguments, PyObject *) {
   return reinterpret_cast<PyObject *>(plan);
 }
 
-void clearChoices(Plan &plan) {
-  std::vector<Prepared *> before;
-  before.swap(plan.prepared);
-  plan.starts.clear();
-  for (Prepared *prepared : before)
-    Py_XDECREF(reinterpret_cast<PyObject *>(prepared));
+/// Has a plan choose among others. It is whole by the time that the former ones go, since other
+/// threads may run then.
+void setChoices(Plan &plan, std::vector<int64_t> starts, std::vector<Prepared *> prepared) {
+  plan.starts.swap(starts);
+  plan.prepared.swap(prepared);
+  for (Prepared *before : prepared)
+    Py_XDECREF(reinterpret_cast<PyObject *>(before));
 }
 
 void endPlan(PyObject *object) {
   auto *plan = reinterpret_cast<Plan *>(object);
-  clearChoices(*plan);
+  setChoices(*plan, {}, {});
   for (PyObject *held : {plan->owner, plan->clock, plan->allocate, plan->size, plan->strides,
                          plan->dtype, plan->device})
     Py_XDECREF(held);
@@ -132,13 +133,12 @@ PyObject *choose(PyObject *object, PyObject *arguments) {
     PyErr_SetString(PyExc_ValueError, "starts ascend from 0, and each has a kernel or None");
     return nullptr;
   }
-  clearChoices(plan);
-  plan.starts = std::move(starts);
+  std::vector<Prepared *> chosen;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject *each = PyTuple_GetItem(prepared, i);
-    plan.prepared.push_back(each == Py_None ? nullptr
-                                            : reinterpret_cast<Prepared *>(Ref::more(each)));
+    chosen.push_back(each == Py_None ? nullptr : reinterpret_cast<Prepared *>(Ref::more(each)));
   }
+  setChoices(plan, std::move(starts), std::move(chosen));
   Py_RETURN_NONE;
 }
 

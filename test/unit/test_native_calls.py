@@ -155,6 +155,20 @@ def test_one_row_has_a_plan_of_its_own() -> None:
     assert table.calls.run(*arguments(X[:2], W)) is None
 
 
+@pytest.mark.parametrize("columns", [16, 1])
+def test_a_bias_with_rows_fits_calls_with_as_many_only(columns: int) -> None:
+    """Other calls are none that are taken: kernels would read beyond it."""
+    table = Table()
+    table.operands = 4
+    bias = halves(9, columns)
+    table.add(table.plan((9, 16), rows=9), *arguments(X, W, bias=bias))
+    assert table.calls.run(*arguments(X, W, bias=bias)) is not None
+    for rows in (8, 10):
+        assert table.calls.run(*arguments(halves(rows, 8), W, bias=bias)) is None
+    table.add(table.plan((9, 16)), *arguments(X, W, bias=bias[:1]))
+    assert table.calls.run(*arguments(halves(10, 8), W, bias=bias[:1])) is not None
+
+
 def test_failed_launches_raise_what_the_kernel_says() -> None:
     table = Table()
     plan = table.plan((9, 16))

@@ -346,6 +346,19 @@ def test_what_cannot_receive_a_result_is_refused_whatever_came_before(setting: S
         ops.gemm(x, w, out=torch.empty(7, 4096).bfloat16().requires_grad_(), deterministic=True)
 
 
+@pytest.mark.parametrize("name", ["bias", "residual"])
+def test_what_has_rows_of_its_own_is_checked_whatever_came_before(
+    setting: Setting, name: str
+) -> None:
+    x, w = layer(64, 512, 256)
+    extra = {name: torch.zeros(64, 512).bfloat16()}
+    ops.gemm(x, w, **extra)
+    assert ops.gemm(x, w, **extra).shape == (64, 512)
+    for m in (32, 128):
+        with pytest.raises(ShapeJitError, match="SJ-SHAPE-011"):
+            ops.gemm(layer(m, 512, 256)[0], w, **extra)
+
+
 def test_operands_that_torch_negates_when_it_reads_them(setting: Setting) -> None:
     """Kernels read memory, where the values are others."""
     x, w = layer(7)
