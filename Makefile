@@ -29,13 +29,14 @@ DEMO_PYTHON ?=
 demo: $(if $(DEMO_PYTHON),,$(VENV)/.demo) ## Compile all-MiniLM-L6-v2 once, run hundreds of shapes (on a GPU if there is one), search
 	$(or $(DEMO_PYTHON),$(BIN)/python) -m shapejit.demo
 
-# Runs every check even when one fails; pytest comes last so that its summary closes the output.
+# Runs every check even when one fails; pytest comes last so that its summary closes the output. Types
+# are checked by one process, beside which lit has room.
 test: $(VENV)/.dev ## Run every check: lint, lit and pytest
 	@failed=; \
-	for check in lint lit pytest; do \
-	  echo "== $$check"; \
-	  $(MAKE) $$check || failed="$$failed $$check"; \
-	done; \
+	echo "== lint and lit"; \
+	$(MAKE) --jobs=2 --output-sync=target --keep-going lint lit || failed=" lint or lit"; \
+	echo "== pytest"; \
+	$(MAKE) pytest || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed" >&2; exit 1; fi
 
 lint: $(VENV)/.dev ## Check style and types: ruff, mypy --strict, clang-format
