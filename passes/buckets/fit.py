@@ -15,18 +15,16 @@ loss of a choice that is as unsure as the model's error makes it.
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from shapejit.passes.buckets import constants as kept
 from shapejit.passes.buckets.constants import Constants, factor_key
-from shapejit.passes.buckets.device import DEVICES, Device
+from shapejit.passes.buckets.device import Device
+from shapejit.passes.buckets.fit_common import CHOICE_WEIGHT, coordinate_search, parse, shifted
 from shapejit.passes.buckets.measurements import Measurements, read
 from shapejit.passes.buckets.model import CostModel
 from shapejit.passes.buckets.problem import Array
@@ -35,7 +33,6 @@ from shapejit.passes.nvgpu.schedule import CANDIDATES
 
 # Candidates whose predictions differ by less than this are a coin toss.
 _UNSURE = 0.02
-_CHOICE_WEIGHT = 0.5
 # How fast the weight of a candidate falls with its loss.
 _FOCUS = 6.0
 _PULL = 1e-4
@@ -97,17 +94,9 @@ class Fit:
 
     def _improve_choice(self, point: Array) -> Array:
         """A coordinate search that minds what choices lose, which has no useful derivatives."""
-        step, cost = _FIRST_STEP, self._cost(point)
-        while step > _LAST_STEP:
-            before = cost
-            for i, change in itertools.product(range(len(point)), (step, -step)):
-                moved = point.copy()
-                moved[i] += change
-                if (other := self._cost(moved)) < cost:
-                    point, cost = moved, other
-            if before - cost < 1e-3 * cost:
-                step /= 2
-        return point
+        return coordinate_search(
+            point, self._cost, range(len(point)), shifted, first=_FIRST_STEP, last=_LAST_STEP
+        )
 
     def _vector(self, constants: Constants) -> Array:
         scalars = [getattr(constants, name) for name in Constants.names()]
@@ -143,32 +132,13 @@ class Fit:
         chance = np.exp((likely.min(axis=1, keepdims=True) - likely) / _UNSURE)
         chance /= chance.sum(axis=1, keepdims=True)
         choice = float((chance * self._loss).sum(axis=1).mean())
-        return float(residuals @ residuals) + _CHOICE_WEIGHT * choice
+        return float(residuals @ residuals) + CHOICE_WEIGHT * choice
 
 
 def quality(device: Device, measured: Measurements, constants: Constants) -> Quality:
     """How good the model is with these constants."""
     model = CostModel(device, measured.schedules, constants=constants)
     return assess(model.times(measured.sizes()), measured.times)
-
-
-def parse(
-    arguments: Sequence[str] | None, module: str, *, measured: str, fitted: str
-) -> tuple[argparse.Namespace, Device]:
-    """The options of a fit's command line, and the device that they name.
-
-    Args:
-        arguments: those of the command; None for the process's own.
-        module: the fit's name among the modules here.
-        measured: what is read, in words.
-        fitted: what is made of it, in words.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m shapejit.passes.buckets.{module}")
-    parser.add_argument("measurements", type=Path, nargs="+", help=f"{measured}, the latest last")
-    parser.add_argument("--device", choices=[d.name for d in DEVICES], default=DEVICES[0].name)
-    parser.add_argument("--write", action="store_true", help=f"replace the {fitted} on record")
-    options = parser.parse_args(arguments)
-    return options, next(d for d in DEVICES if d.name == options.device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

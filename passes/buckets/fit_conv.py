@@ -13,8 +13,6 @@ as unsure as the model's error makes it, and a pull of each schedule towards the
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,22 +26,27 @@ import numpy as np
 from shapejit.passes.buckets import conv_factors as kept
 from shapejit.passes.buckets.conv_factors import COMMON, ConvFactors
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.buckets.fit import parse
+from shapejit.passes.buckets.fit_common import (
+    Judge,
+    convolution_times,
+    coordinate_search,
+    layers_quality,
+    losses_of,
+    parse,
+)
 from shapejit.passes.buckets.halo import HaloTraits, ImageShapes
 from shapejit.passes.buckets.model import CostModel, fitting
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
-from shapejit.passes.buckets.quality import Quality, assess
+from shapejit.passes.buckets.quality import Quality
 from shapejit.passes.nvgpu.conv.halo_window import HaloWindow
 from shapejit.passes.nvgpu.schedule import ALL_CANDIDATES, GemmSchedule
 
 FITTED, HELD_OUT = "known", "others"
 
 _BLOCK = 64  # channels, to multiples of which K is filled up
-_FOCUS, _UNSURE, _CHOICE_WEIGHT, _PULL = 6.0, 0.02, 0.5, 2e-3
+_JUDGE, _PULL = Judge(focus=6.0, unsure=0.02), 2e-3
 _FIRST_STEP, _LAST_STEP = 0.1, 0.01
 _KIND = re.compile(r"(\d+)x\d+(?:/(\d+))?")
-# Of other providers, which are no schedules under a constant graph.
-_OTHER_FORM = "by value"
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,10 @@ def read(device: Device, *paths: Path) -> dict[str, list[Layer]]:
         ValueError: there are none.
     """
     found: dict[tuple[Any, ...], dict[GemmSchedule, float]] = {}
-    for record in (r for path in paths for r in json.loads(path.read_text())["records"]):
-        if not record["variant"] or _OTHER_FORM in record["provider"]:
-            continue
+    for record, time in convolution_times(paths):
         schedule = _candidate(record["variant"])
         if schedule is not None and (traced := _window(record["kind"])):
             key = (record["group"], *record["sizes"], *traced)
-            time = float(np.sqrt(record["burst_us"] * record["sustained_us"]))
             found.setdefault(key, {})[schedule] = time
     layers: dict[str, list[Layer]] = {}
     for (group, *sizes), times in found.items():
@@ -143,49 +143,34 @@ class Fit:
         self._device, self._layers = device, layers
         halo = {str(s) for each in layers for s in each.schedules if s.family == "halo"}
         self._names = [*COMMON, *sorted(halo)]
-        self._losses = [np.log(each.times / each.times.min()) for each in layers]
+        self._losses = [losses_of(each) for each in layers]
 
     def run(self) -> ConvFactors:
         """The factors that fit best."""
-        point, step = dict.fromkeys(self._names, 1.0), _FIRST_STEP
-        cost = self._cost(point)
-        while step > _LAST_STEP:
-            before = cost
-            for name, factor in itertools.product(self._names, (1 + step, 1 / (1 + step))):
-                moved = {**point, name: point[name] * factor}
-                if (other := self._cost(moved)) < cost:
-                    point, cost = moved, other
-            if before - cost < 1e-3 * cost:
-                step /= 2
+        point = coordinate_search(
+            dict.fromkeys(self._names, 1.0), self._cost, self._names, _scaled,
+            first=_FIRST_STEP, last=_LAST_STEP,
+        )  # fmt: skip
         return ConvFactors(MappingProxyType(point))
 
     def _cost(self, point: Mapping[str, float]) -> float:
         factors = ConvFactors(point)
         total = sum(
-            self._cost_of(layer, loss, factors)
-            for layer, loss in zip(self._layers, self._losses, strict=True)
+            _JUDGE.cost(layer, losses, predicted(layer, self._device, factors))
+            for layer, losses in zip(self._layers, self._losses, strict=True)
         )
         own = [point[name] for name in self._names if name not in COMMON]
         return total / len(self._layers) + _PULL * float((np.log(own) ** 2).sum())
 
-    def _cost_of(self, layer: Layer, loss: Array, factors: ConvFactors) -> float:
-        times = predicted(layer, self._device, factors)
-        weight = np.exp(-_FOCUS * loss)
-        error = (weight * np.log(times / layer.times) ** 2).sum() / weight.sum()
-        chance = (times.min() / times) ** (1 / _UNSURE)
-        return float(error + _CHOICE_WEIGHT * (chance * loss).sum() / chance.sum())
+
+def _scaled(point: dict[str, float], name: str, step: float) -> dict[str, float]:
+    """Factors one of which is larger by a part; smaller, if it is negative."""
+    return {**point, name: point[name] * (1 + step if step > 0 else 1 / (1 - step))}
 
 
 def quality(device: Device, layers: Sequence[Layer], factors: ConvFactors) -> Quality:
     """How good the model is with these factors."""
-    columns = {s: i for i, s in enumerate(dict.fromkeys(s for e in layers for s in e.schedules))}
-    guess = np.full((len(layers), len(columns)), np.nan)
-    times = guess.copy()
-    for row, layer in enumerate(layers):
-        places = [columns[schedule] for schedule in layer.schedules]
-        guess[row, places] = predicted(layer, device, factors)
-        times[row, places] = layer.times
-    return assess(guess, times)
+    return layers_quality(layers, lambda layer: predicted(layer, device, factors))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,8 +14,6 @@ as unsure as the model's error makes it, and a pull towards the starting values.
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -30,18 +28,24 @@ from shapejit import ir as sir
 from shapejit.passes.buckets import depthwise_rates as kept
 from shapejit.passes.buckets.depthwise_rates import DepthwiseRates
 from shapejit.passes.buckets.device import Device
-from shapejit.passes.buckets.fit import parse
+from shapejit.passes.buckets.fit_common import (
+    Judge,
+    convolution_times,
+    coordinate_search,
+    layers_quality,
+    losses_of,
+    parse,
+    shifted,
+)
 from shapejit.passes.buckets.problem import Array
-from shapejit.passes.buckets.quality import Quality, assess
+from shapejit.passes.buckets.quality import Quality
 from shapejit.passes.nvgpu.conv.depthwise_model import DepthwiseModel
 from shapejit.passes.nvgpu.conv.depthwise_schedule import DepthwiseSchedule
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem
 
-_FOCUS, _UNSURE, _CHOICE_WEIGHT, _PULL = 4.0, 0.05, 0.5, 1e-3
+_JUDGE, _PULL = Judge(focus=4.0, unsure=0.05), 1e-3
 _FIRST_STEP, _LAST_STEP = 0.2, 0.005
 _KIND = re.compile(r"depthwise (\d+)x\d+(?:/(\d+))?")
-# Of other providers, which are no schedules under a constant graph.
-_OTHER_FORM = "by value"
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,10 @@ def read(device: Device, *paths: Path) -> list[Layer]:
         ValueError: there are none.
     """
     found: dict[tuple[int, ...], dict[str, float]] = {}
-    for record in (r for path in paths for r in json.loads(path.read_text())["records"]):
-        match = _KIND.fullmatch(record["kind"])
-        if match is None or not record["variant"] or _OTHER_FORM in record["provider"]:
-            continue
-        key = (*record["sizes"][:4], int(match[1]), int(match[2] or 1))
-        time = float(np.sqrt(record["burst_us"] * record["sustained_us"]))
-        found.setdefault(key, {})[record["variant"]] = time
+    for record, time in convolution_times(paths):
+        if match := _KIND.fullmatch(record["kind"]):
+            key = (*record["sizes"][:4], int(match[1]), int(match[2] or 1))
+            found.setdefault(key, {})[record["variant"]] = time
     if not found:
         names = ", ".join(map(str, paths))
         raise ValueError(f"there are no times of depthwise convolutions in {names}")
@@ -128,45 +129,30 @@ class Fit:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
         self._start = np.log(DepthwiseRates().values)
-        self._losses = [np.log(each.times / each.times.min()) for each in layers]
+        self._losses = [losses_of(each) for each in layers]
 
     def run(self) -> DepthwiseRates:
         """The costs that fit best."""
-        point, step = self._start.copy(), _FIRST_STEP
-        cost = self._cost(point)
-        while step > _LAST_STEP:
-            before = cost
-            for number, sign in itertools.product(range(len(point)), (1, -1)):
-                moved = point.copy()
-                moved[number] += sign * step
-                if (other := self._cost(moved)) < cost:
-                    point, cost = moved, other
-            if before - cost < 1e-3 * cost:
-                step /= 2
+        point = coordinate_search(
+            self._start, self._cost, range(len(self._start)), shifted,
+            first=_FIRST_STEP, last=_LAST_STEP,
+        )  # fmt: skip
         return DepthwiseRates(*map(float, np.exp(point)))
 
     def _cost(self, point: Array) -> float:
-        values, total = np.exp(point), 0.0
-        for layer, loss in zip(self._layers, self._losses, strict=True):
-            times = layer.parts @ values
-            weight = np.exp(-_FOCUS * loss)
-            error = (weight * np.log(times / layer.times) ** 2).sum() / weight.sum()
-            chance = (times.min() / times) ** (1 / _UNSURE)
-            total += error + _CHOICE_WEIGHT * (chance * loss).sum() / chance.sum()
+        values = np.exp(point)
+        total = sum(
+            _JUDGE.cost(layer, losses, layer.parts @ values)
+            for layer, losses in zip(self._layers, self._losses, strict=True)
+        )
         pull = _PULL * ((point - self._start) ** 2).sum()
         return float(total / len(self._layers) + pull)
 
 
 def quality(layers: Sequence[Layer], rates: DepthwiseRates) -> Quality:
     """How good the model is with these costs."""
-    columns = {s: i for i, s in enumerate(dict.fromkeys(s for e in layers for s in e.schedules))}
-    guess = np.full((len(layers), len(columns)), np.nan)
-    times = guess.copy()
-    for row, layer in enumerate(layers):
-        places = [columns[schedule] for schedule in layer.schedules]
-        guess[row, places] = layer.parts @ np.array(rates.values)
-        times[row, places] = layer.times
-    return assess(guess, times)
+    values = np.array(rates.values)
+    return layers_quality(layers, lambda layer: layer.parts @ values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
