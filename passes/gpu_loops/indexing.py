@@ -30,6 +30,7 @@ from shapejit.passes.nvgpu.builder import (
     compare,
     integer,
     mul,
+    repeat_while,
     select,
     sub,
     udiv,
@@ -305,15 +306,11 @@ class Indexer:
 
         What the condition needs has to be there before.
         """
-        types = [each.type for each in init]
-        operation = scf.WhileOp(types, list(init))
-        before = operation.before.blocks.append(*types)
-        with ir.InsertionPoint(before):
-            arguments = list(before.arguments)
-            scf.ConditionOp(condition(arguments), arguments)
-        after = operation.after.blocks.append(*types)
-        with self.nested(operation, after):
-            scf.YieldOp(list(body(list(after.arguments))))
+        with (
+            repeat_while(init, condition) as made,
+            self.nested(made.operation, made.operation.after.blocks[0]),
+        ):
+            made.next = list(body(made.carried))
 
     def branch(self, condition: Value, then: Callable[[], None], otherwise: Any = None) -> None:
         """``if condition``: emits ``then()`` in it, and ``otherwise()`` in the other side."""

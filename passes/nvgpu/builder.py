@@ -195,13 +195,14 @@ class Loop:
     """A loop under construction.
 
     Attributes:
+        operation: of MLIR.
         index: the counter, i32; None for `repeat`.
         carried: the carried values of this iteration.
         next: what the body sets them to; as they are unless it assigns.
     """
 
     def __init__(self, operation: Any, counter: Value | None, carried: Sequence[Value]) -> None:
-        self._operation = operation
+        self.operation = operation
         self.index = counter
         self.carried = list(carried)
         self.next = list(carried)
@@ -209,7 +210,7 @@ class Loop:
     @property
     def results(self) -> list[Value]:
         """The carried values after the loop."""
-        return list(self._operation.results)
+        return list(self.operation.results)
 
 
 @contextmanager

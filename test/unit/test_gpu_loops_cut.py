@@ -68,13 +68,14 @@ def test_what_all_rows_share(element: str, vector: int, width: int) -> None:
     check(element, sample, f"loops_v{vector}_w1_k4_t64_c1", 9, 0)
 
 
-def total(m: str, n: str) -> str:
-    """The sum of a matrix, as one row."""
-    x, y = tensor("i8", m, n), tensor("i32")
+def total(*sizes: str) -> str:
+    """The sum of all elements, as one row."""
+    x, y, rank = tensor("i8", *sizes), tensor("i32"), len(sizes)
+    dims = ", ".join(f"d{i}" for i in range(rank))
     return f"""
-        shapejit.kernel @k symbols 2 (%x: {x}) {{
-          %y = shapejit.loop over [{m}, {n}] ins(%x at {access(2, "d0, d1")} : {x})
-              outs(add {access(2, "")} : {y}) {{
+        shapejit.kernel @k symbols {rank} (%x: {x}) {{
+          %y = shapejit.loop over [{", ".join(sizes)}] ins(%x at {access(rank, dims)} : {x})
+              outs(add {access(rank, "")} : {y}) {{
           ^bb0(%v: i8):
             %w = arith.extsi %v : i8 to i32
             shapejit.yield %w : i32
@@ -92,20 +93,9 @@ def test_columns_of_two_dims_are_not_cut(m: int, n: int) -> None:
 
 def test_a_single_row() -> None:
     """There is no row dim: the only row starts at a multiple, and has a tail."""
-    x, y = tensor("i8", "s0"), tensor("i32")
-    text = f"""
-        shapejit.kernel @k symbols 1 (%x: {x}) {{
-          %y = shapejit.loop over [s0] ins(%x at {access(1, "d0")} : {x})
-              outs(add {access(1, "")} : {y}) {{
-          ^bb0(%v: i8):
-            %w = arith.extsi %v : i8 to i32
-            shapejit.yield %w : i32
-          }}
-          shapejit.yield %y : {y}
-        }}"""
     for n in (1, 15, 16, 1001):
         v = values("i8", n)
-        [got] = _lowered(text, "loops_v16_w2_k2_t64_c1")([v], n)
+        [got] = _lowered(total("s0"), "loops_v16_w2_k2_t64_c1")([v], n)
         assert got.item() == v.to(torch.int32).sum().item()
 
 
