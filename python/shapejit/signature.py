@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import DLDeviceType
 
 from shapejit.artefacts import (
     ConstantInput,
@@ -344,8 +345,7 @@ def _solver(
     return solve
 
 
-# Devices by type, as DLPack numbers them.
-_DEVICE_TYPES = {"cpu": 1, "cuda": 2}
+_DEVICE_TYPES = {"cpu": DLDeviceType.kDLCPU, "cuda": DLDeviceType.kDLCUDA}
 
 
 def _native_sizes(tensors: Sequence[tuple[int, TensorInput]], device: torch.device) -> Sizes | None:

@@ -41,8 +41,6 @@ from shapejit.gpu.program_code import GpuCode
 
 if TYPE_CHECKING:
     from shapejit.gpu.graph import GraphUse
-    from shapejit.native_calls import Inputs
-    from shapejit.shape_calls import ShapeCall
 
 #: Of addresses of inputs and weights, in bytes: what tensor maps need.
 _ALIGNMENT = 16
@@ -227,15 +225,7 @@ class GpuExecution:
         assert place is not None, "calls on a GPU have a place"
         self._queue(symbols, buffers, arena.address, place[0])
 
-    def run_tensors(
-        self,
-        inputs: Inputs,
-        leaves: Sequence[Any],
-        weights: bytes,
-        outputs: Sequence[torch.Tensor],
-        call: ShapeCall,
-        place: Place | None,
-    ) -> bool:
+    def run_tensors(self, *_: Any, **__: Any) -> bool:
         """See `Execution`; programs of few launches go through `run`."""
         return False
 
