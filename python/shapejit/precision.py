@@ -13,14 +13,17 @@ settings that inherit ``torch.backends.cudnn.fp32_precision`` or ``torch.backend
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from shapejit.options import CompileOptions
+
+_export_lock = threading.RLock()
 
 
 def resolved(precision: str) -> str:
@@ -50,30 +53,55 @@ def of_convolutions(options: CompileOptions) -> str:
 
 @contextmanager
 def kept_settings() -> Iterator[None]:
-    """Lets ``torch.export`` run under any of PyTorch's settings, and keeps them.
+    """Lets torch capture and decompose models under any of PyTorch's settings, and keeps them. One
+    thread at a time: what one finds and restores must not be what another one changed.
 
-    It reads ``torch.backends.cudnn.allow_tf32``, which PyTorch refuses where convolutions and
-    recurrent layers differ, as they do after only one of them was set or inherits; and it leaves
-    ``torch.backends.cudnn.fp32_precision`` unset. It computes nothing, so that what it finds makes
-    no difference.
+    For that time torch turns cuDNN off, for the whole process; to that end it reads
+    ``torch.backends.cudnn.allow_tf32``, and afterwards it writes that and
+    ``torch.backends.cudnn.fp32_precision``, so that what was set for convolutions or inherited is
+    lost. Where convolutions, recurrent layers and the older setting differ, torch cannot read it:
+    then all of them are exact meanwhile. Nothing here makes the arithmetic of other threads less
+    exact than they set it, but for an instant at the end, in which the older setting is written.
     """
-    cudnn = torch.backends.cudnn
-    places = (cudnn, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
-    before = [each.fp32_precision for each in places]
+    cudnn: Any = torch.backends.cudnn
+    places = (cudnn, cudnn.conv, cudnn.rnn)
+    with _export_lock:
+        before = [each.fp32_precision for each in places]
+        older = _older_setting()
+        try:
+            yield
+        finally:
+            if _allows_tf32() != older:
+                cudnn.allow_tf32 = older
+            for place, precision in zip(places, before, strict=True):
+                if place.fp32_precision != precision:
+                    place.fp32_precision = "none"  # what it inherits
+                if place.fp32_precision != precision:
+                    place.fp32_precision = precision
+
+
+def _older_setting() -> bool:
+    """``torch.backends.cudnn.allow_tf32``, made readable: by exact arithmetic if it is not."""
+    cudnn: Any = torch.backends.cudnn
+    if (found := _allows_tf32()) is not None:
+        return found
+    for place in (cudnn.conv, cudnn.rnn):
+        place.fp32_precision = "ieee"
+    if (found := _allows_tf32()) is not None:
+        return found
+    # It is True then, unlike what it stands for.
+    cudnn.allow_tf32 = False
+    for place in (cudnn.conv, cudnn.rnn):
+        place.fp32_precision = "ieee"  # whatever they inherit
+    return True
+
+
+def _allows_tf32() -> bool | None:
+    """``torch.backends.cudnn.allow_tf32``; None if it cannot be read."""
     try:
-        older = cudnn.allow_tf32
+        return torch.backends.cudnn.allow_tf32
     except RuntimeError:
-        older = True
-    cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32 = older
-        for place, precision in zip(places, before, strict=True):
-            if place.fp32_precision != precision:
-                place.fp32_precision = "none"  # what it inherits
-            if place.fp32_precision != precision:
-                place.fp32_precision = precision
+        return None
 
 
 def _known(setting: str) -> str:

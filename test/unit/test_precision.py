@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,7 +109,8 @@ def test_every_setting_lets_models_be_imported_and_stays(name: str) -> None:
     SETTINGS[name][0]()
     places = (CONV, BACKENDS.cudnn.rnn, CUDNN, PRODUCTS, BACKENDS)
     before = [each.fp32_precision for each in places]
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
+    # What changes in place is captured a second time, when it is made functional.
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True)).eval()
     with torch.no_grad():
         import_model(model, (torch.randn(2, 1, 5, 5),), dynamic_shapes=({0: Dim("n", min=1)},))
     assert [each.fp32_precision for each in places] == before
@@ -125,6 +127,68 @@ def test_settings_that_were_changed_inherit_again() -> None:
     assert CONV.fp32_precision == "ieee"
     CUDNN.fp32_precision = "tf32"
     assert CONV.fp32_precision == "tf32"
+
+
+def _states() -> list[Any]:
+    """All settings, of which the older one may not be readable."""
+    places = (BACKENDS, CUDNN, CONV, BACKENDS.cudnn.rnn, PRODUCTS)
+    try:
+        older: object = CUDNN.allow_tf32
+    except RuntimeError:
+        older = None
+    return [older, *(each.fp32_precision for each in places)]
+
+
+MIXTURES = {
+    "convolutions": _set((CONV, "ieee")),
+    "layers": _set((BACKENDS.cudnn.rnn, "ieee")),
+    "both, not the older": _set((CONV, "ieee"), (BACKENDS.cudnn.rnn, "ieee")),
+    "the older alone": lambda: (_allow(convolutions=False)(), _set((CONV, "tf32"))())[-1],
+    "inherited": lambda: (_allow(convolutions=False)(), _set((BACKENDS, "tf32"))())[-1],
+    **{name: apply for name, (apply, _, _) in SETTINGS.items()},
+}
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", MIXTURES)
+def test_other_threads_never_compute_less_exactly_than_they_set(name: str) -> None:
+    """What they find while a model is captured; torch can read all of it then."""
+    MIXTURES[name]()
+    before = _states()
+    with kept_settings():
+        during = _states()
+    assert _states() == before
+    assert during[0] is not None
+    if before[0] is not None:
+        assert during == before
+    for now, was in zip(during[1:], before[1:], strict=True):
+        assert now == was or (now, was) == ("ieee", "tf32") or (now, was) == ("ieee", "none")
+    # The older setting is as it was, too: it can be read once the others say the same.
+    CONV.fp32_precision = BACKENDS.cudnn.rnn.fp32_precision = "tf32"
+    readable = _states()[0]
+    MIXTURES[name]()
+    CONV.fp32_precision = BACKENDS.cudnn.rnn.fp32_precision = "tf32"
+    assert _states()[0] == readable
+
+
+@pytest.mark.usefixtures("restored")
+def test_captures_of_two_threads_restore_what_was_set() -> None:
+    """One after the other: else the second would keep what the first set for its time."""
+    CONV.fp32_precision = "ieee"
+    before, entered, order = _states(), threading.Event(), []
+
+    def other() -> None:
+        with kept_settings():
+            entered.set()
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with kept_settings():
+        thread.start()
+        assert not entered.wait(0.2)
+        order.append("this")
+    thread.join()
+    assert (order, _states()) == (["this", "other"], before)
 
 
 class Network(nn.Module):

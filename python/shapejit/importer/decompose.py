@@ -25,6 +25,7 @@ from shapejit.importer.export import quiet
 from shapejit.importer.registry import target_name
 from shapejit.importer.source import model_line
 from shapejit.importer.updates import mark_updates
+from shapejit.precision import kept_settings
 
 _CHECKS: Final = frozenset(
     {
@@ -74,7 +75,7 @@ def decompose_program(program: ExportedProgram, supported: Collection[str]) -> F
     if not missing and not _writes_in_place(plain):
         mark_updates(program, plain)
         return FunctionalProgram(program, plain)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), kept_settings():
         for _ in range(_MAX_ROUNDS):
             program = _decomposed(program, missing)
             graph = _own_graph(program)
