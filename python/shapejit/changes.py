@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shapejit.artefacts import Artefacts, TensorInput, WeightSpec
 from shapejit.errors import ErrorId
+from shapejit.native_calls import has_memory
 
 
 class Changes:
@@ -61,12 +62,15 @@ class Changes:
 
         Raises:
             ArgumentError: one that changes shares memory with another, or has elements that share
-                memory (SJ-ARG-010).
+                memory (SJ-ARG-010), or a state's storage was emptied (SJ-ARG-012).
         """
         tensors = [leaf for i in self._tensors if isinstance(leaf := leaves[i], Tensor)]
         place = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors)
         if place == self._checked and all(map(Tensor.is_contiguous, tensors)):
             return
+        for name, state in zip(self._names[self._inputs :], self.states, strict=True):
+            if not has_memory(state):
+                raise ErrorId.SJ_ARG_012.error(argument=name, kind=type(state).__name__)
         changed = [n for n, i in enumerate(self._tensors) if i in self.leaves]
         for number in changed:
             if any(s == 0 and n > 1 for s, n in zip(*_layout(tensors[number]), strict=True)):
@@ -140,9 +144,10 @@ def overlaps(tensors: Sequence[Tensor], changed: Sequence[int]) -> list[tuple[in
 def _check_state(spec: WeightSpec, tensor: Tensor, device: torch.device) -> None:
     found = (str(tensor.dtype), tuple(tensor.shape), tensor.device)
     expected = (f"torch.{spec.dtype}", tuple(spec.shape), device)
-    if found != expected or tensor.layout is not torch.strided:
+    memory = "" if has_memory(tensor) else " without memory"
+    if found != expected or tensor.layout is not torch.strided or memory:
         raise ErrorId.SJ_LOAD_008.error(
             weight=spec.name,
-            value=f"{found[0]} {list(found[1])} on {found[2]}",
+            value=f"{found[0]} {list(found[1])} on {found[2]}{memory}",
             expected=f"{expected[0]} {list(expected[1])} on {expected[2]}",
         )

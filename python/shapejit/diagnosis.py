@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from shapejit.artefacts import ConstantInput, Parameter, SizeInput, SymbolSpec, TensorInput
 from shapejit.errors import ErrorId, ShapeJitError, join_names, quote
+from shapejit.native_calls import has_memory
 from shapejit.signature import Place, Signature, Solution, same_constant
 from shapejit.symbolic import Expr
 
@@ -203,7 +204,7 @@ def _constant_text(value: Any) -> str:
 def _broken_by_tensor(
     signature: Signature, leaf: Any, spec: TensorInput
 ) -> Iterator[ShapeJitError]:
-    """Kind, dtype, device, layout and rank of one leaf."""
+    """Kind, dtype, device, layout, rank and memory of one leaf."""
     if not isinstance(leaf, Tensor):
         yield ErrorId.SJ_ARG_004.error(
             argument=spec.path,
@@ -231,6 +232,8 @@ def _broken_by_tensor(
             expected=len(spec.dims),
             expected_shape=shape_text(spec.dims, signature.symbols),
         )
+    if not has_memory(leaf):
+        yield ErrorId.SJ_ARG_012.error(argument=spec.path, kind=type(leaf).__name__)
 
 
 def _conversion(leaf: Any, spec: TensorInput) -> str:

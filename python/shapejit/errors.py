@@ -355,6 +355,13 @@ class ErrorId(Enum):
         "{argument!q} is {value}, but {rule}",
         "Pass a contiguous tensor of the result's dtype, sizes and device, or leave out `out`",
     )
+    SJ_ARG_012 = Entry(
+        "a tensor without memory",
+        "{argument!q} is a {kind} whose elements are not in memory of its own, where "
+        "kernels look for them",
+        "Pass a plain tensor with the values, such as to_local() of a distributed one, and call "
+        "outside of FakeTensorMode and of torch.func's transforms",
+    )
 
     # Capture of the model and of its dynamic shapes.
     SJ_EXPORT_001 = Entry(

@@ -99,7 +99,8 @@ if TYPE_CHECKING:
 
             Returns:
                 The result; None for a call without a plan, or with arguments that are not as
-                kernels take them: no tensors of torch, negated ones, ones that need a gradient.
+                kernels take them: no tensors of torch, ones without memory, negated ones, ones that
+                need a gradient.
             """
 
         def add(self, plan: Plan, *arguments: Any) -> None:
@@ -132,7 +133,7 @@ if TYPE_CHECKING:
 
         def read(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
             """Of a list or a tuple of leaves, the sizes of the tensors in a row; None if one is not
-            as expected, or may not be."""
+            as expected, or may not be, or has no memory."""
 
     class Inputs:
         """Runs a program with the addresses of tensors.
@@ -187,6 +188,27 @@ def _load() -> Any:
     return module
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+# No storage is so large that an address from here on could be a distance from its start.
+_BEYOND_DISTANCES = 1 << 40
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a dense tensor's elements, if it has any, are in memory. Fake and distributed tensors
+    and those inside of `torch.func`'s transforms only stand for others, and a storage may have been
+    emptied: they count addresses from 0, or have none."""
+    try:
+        # Asked for its address, a fake tensor gives a warning.
+        if type(tensor) not in _PLAIN and tensor.untyped_storage().device.type == "meta":
+            return not tensor.numel()
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return not tensor.numel()
+    if address >= _BEYOND_DISTANCES or not tensor.numel():
+        return True
+    return address != tensor.storage_offset() * tensor.element_size()
+
+
 _module: _Module = _load()
 _module.use(Tensor, Tensor.__dlpack_c_exchange_api__, torch.is_grad_enabled)
 
@@ -194,4 +216,4 @@ if not TYPE_CHECKING:
     Calls, Plan, Prepared = _module.Calls, _module.Plan, _module.Prepared
     Inputs, Sizes = _module.Inputs, _module.Sizes
 
-__all__ = ["Calls", "Inputs", "Plan", "Prepared", "Sizes"]
+__all__ = ["Calls", "Inputs", "Plan", "Prepared", "Sizes", "has_memory"]

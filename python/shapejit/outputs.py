@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shapejit.changes import overlaps
 from shapejit.errors import ErrorId
+from shapejit.native_calls import has_memory
 
 
 class GivenOutputs:
@@ -67,6 +68,9 @@ class GivenOutputs:
             self._refuse(name, f"{found[0]} {list(found[1])} on {found[2]}", rule)
         if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
             self._refuse(name, "not contiguous", "results are written row by row")
+        if not has_memory(tensor):
+            kind = type(tensor).__name__
+            self._refuse(name, f"a {kind} without memory", "results are written into memory")
         if tensor.data_ptr() % self._alignment:
             rule = f"its address must be a multiple of {self._alignment}"
             self._refuse(name, f"at {tensor.data_ptr():#x}", rule)

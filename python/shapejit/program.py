@@ -282,7 +282,7 @@ class Program(nn.Module):
         except ArenaError as error:
             self._raise_memory(f"{call.arena_bytes} bytes of working memory", call.symbols, error)
         if place is not None and place[1]:
-            execution.keep(self._weights.copies())
+            execution.keep(self._weights.copies(weights))
         self._counters.count(call, copied)
         if out is not None:
             torch.autograd.graph.increment_version([t for t in outputs if not t.is_inference()])
@@ -320,7 +320,11 @@ class Program(nn.Module):
                     written.append((tensor, copied[-1]))
             table[position] = address or for_empty
         for position, tensor in enumerate(outputs, self._first_output):
-            table[position] = tensor.data_ptr() or for_empty
+            address = tensor.data_ptr()
+            if not address and tensor.numel():
+                kind = type(tensor).__name__
+                raise ErrorId.SJ_ARG_012.error(argument="the result", kind=kind)
+            table[position] = address or for_empty
         execution.run(call.native, table, call.arena_bytes, place)
         tables.give_back(table)
         for tensor, copy in written:

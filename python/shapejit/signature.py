@@ -29,7 +29,7 @@ from shapejit.artefacts import (
     TensorInput,
 )
 from shapejit.errors import ErrorId, ShapeJitError, quote
-from shapejit.native_calls import Sizes
+from shapejit.native_calls import Sizes, has_memory
 from shapejit.symbolic import Expr
 
 UNBOUNDED = sys.maxsize
@@ -225,6 +225,7 @@ class Signature:
                     or (leaf.device != device if number < 0 else leaf.get_device() != number)
                     or leaf.layout is not strided
                     or not isinstance(leaf, Tensor)
+                    or not has_memory(leaf)
                 ):
                     return None
                 sizes += shape

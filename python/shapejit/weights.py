@@ -27,6 +27,7 @@ from torch import Tensor
 from shapejit import logs
 from shapejit.artefacts import CopySpec, JoinSpec, PackSpec, WeightSpec
 from shapejit.errors import ErrorId
+from shapejit.native_calls import has_memory
 
 if TYPE_CHECKING:
     from shapejit.bind_program import BindProgram
@@ -169,12 +170,17 @@ class Weights:
         """What `current` gave last; weights may have changed since."""
         return self._buffers
 
-    def copies(self) -> list[Tensor]:
-        """The copies of weights that kernels read."""
-        in_place = enumerate(self._buffers.in_place)
+    def copies(self, buffers: Buffers | None = None) -> list[Tensor]:
+        """The copies of weights that kernels read.
+
+        Args:
+            buffers: those of the kernels' call; by default the last ones.
+        """
+        read = self._buffers if buffers is None else buffers
+        in_place = enumerate(read.in_place)
         copied = [t for index, t in in_place if t is not None and self._is_copy(index, t)]
-        hoisted = [tensor for tensor in self._buffers.hoisted if tensor is not None]
-        return [*copied, *hoisted, *self._buffers.packed]
+        hoisted = [tensor for tensor in read.hoisted if tensor is not None]
+        return [*copied, *hoisted, *read.packed]
 
     @property
     def hoisted_bytes(self) -> int:
@@ -432,11 +438,13 @@ class Weights:
         spec, tensor = self.specs[index], self.tensors[index]
         found = (str(tensor.dtype), tuple(tensor.shape), tensor.device)
         expected = (f"torch.{spec.dtype}", tuple(spec.shape), self._device)
-        if found != expected or tensor.layout is not torch.strided:
-            layout = "" if tensor.layout is torch.strided else f" with layout {tensor.layout}"
+        odd = "" if tensor.layout is torch.strided else f" with layout {tensor.layout}"
+        if not odd and not has_memory(tensor):
+            odd = " without memory"
+        if found != expected or odd:
             raise ErrorId.SJ_LOAD_008.error(
                 weight=spec.name,
-                value=f"{found[0]} {list(found[1])} on {found[2]}{layout}",
+                value=f"{found[0]} {list(found[1])} on {found[2]}{odd}",
                 expected=f"{expected[0]} {list(expected[1])} on {expected[2]}",
             )
 

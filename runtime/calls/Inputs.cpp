@@ -95,6 +95,14 @@ PyObject *readSizes(PyObject *self, PyObject *leaves) {
     }
     if (!each.fits(tensor))
       Py_RETURN_NONE;
+    switch (checkMemory(leaf, tensor)) {
+    case Reading::Unusual:
+      Py_RETURN_NONE;
+    case Reading::Failed:
+      return nullptr;
+    case Reading::Done:
+      break;
+    }
     for (int32_t i = 0; i < tensor.rank; ++i) {
       PyObject *size = PyLong_FromLongLong(tensor.shape[i]);
       if (!size || PyTuple_SetItem(all.get(), next++, size))
@@ -208,6 +216,9 @@ Reading readAll(const Inputs &inputs, PyObject *leaves, PyObject *weights, PyObj
     PyObject *output = itemOf(outputs, i);
     if (!output || torch.exchange->describe(output, &tensor))
       return Reading::Failed;
+    Reading reading = checkMemory(output, tensor);
+    if (reading != Reading::Done)
+      return reading;
     uint64_t address = addressOf(tensor);
     buffers[before + between + static_cast<size_t>(i)] = address ? address : inputs.forEmpty;
   }

@@ -40,6 +40,7 @@ int makeNames() {
              {names.isNeg, "is_neg"},
              {names.kernel, "kernel"},
              {names.requiresGrad, "requires_grad"},
+             {names.storageOffset, "storage_offset"},
              {names.used, "used"}};
   for (const auto &each : all)
     if (!(each.name = PyUnicode_InternFromString(each.text)))

@@ -163,6 +163,11 @@ PyObject *makeResult(const Plan &plan, const GemmCall &call, uint64_t &address) 
   if (!result || torch.exchange->describe(result.get(), &tensor))
     return nullptr;
   address = addressOf(tensor);
+  if (!address && !plan.empty) {
+    PyErr_SetString(PyExc_RuntimeError, "torch made a result without memory, as it does under a "
+                                        "FakeTensorMode; call operators outside of it");
+    return nullptr;
+  }
   return result.release();
 }
 

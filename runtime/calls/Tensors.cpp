@@ -3,10 +3,39 @@
 
 #include "Tensors.h"
 
+#include <algorithm>
+
 using namespace shapejit::calls;
 
 Torch shapejit::calls::torch;
 Names shapejit::calls::names;
+
+namespace {
+
+// No storage is so large that an address from here on could be a distance from its start.
+constexpr uint64_t kBeyondDistances = uint64_t(1) << 40;
+
+bool isEmpty(const dlpack::Tensor &tensor) {
+  return std::find(tensor.shape, tensor.shape + tensor.rank, 0) != tensor.shape + tensor.rank;
+}
+
+} // namespace
+
+Reading shapejit::calls::checkMemory(PyObject *object, const dlpack::Tensor &tensor) {
+  uint64_t address = addressOf(tensor);
+  if (address >= kBeyondDistances || isEmpty(tensor))
+    return Reading::Done;
+  Ref offset(PyObject_CallMethodObjArgs(object, names.storageOffset, nullptr));
+  if (!offset)
+    return Reading::Failed;
+  if (!PyLong_Check(offset.get())) // a symbol, of a fake tensor
+    return Reading::Unusual;
+  uint64_t elements = PyLong_AsUnsignedLongLong(offset.get());
+  if (PyErr_Occurred())
+    return Reading::Failed;
+  return address == elements * (tensor.type.bits * tensor.type.lanes / 8) ? Reading::Unusual
+                                                                          : Reading::Done;
+}
 
 Reading shapejit::calls::readTensor(PyObject *object, dlpack::Tensor &tensor, bool &wantsGrad) {
   if (!PyType_IsSubtype(Py_TYPE(object), torch.tensor))
@@ -15,6 +44,9 @@ Reading shapejit::calls::readTensor(PyObject *object, dlpack::Tensor &tensor, bo
     PyErr_Clear(); // sparse, or without memory: whoever looks at it closely says so
     return Reading::Unusual;
   }
+  Reading reading = checkMemory(object, tensor);
+  if (reading != Reading::Done)
+    return reading;
   // Memory does not hold the values of a tensor that torch negates when it reads it.
   Ref negated(PyObject_CallMethodObjArgs(object, names.isNeg, nullptr));
   if (!negated)

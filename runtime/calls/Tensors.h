@@ -65,7 +65,7 @@ extern Torch torch;
 
 /// Names of attributes, made once.
 struct Names {
-  PyObject *check, *isNeg, *kernel, *requiresGrad, *used;
+  PyObject *check, *isNeg, *kernel, *requiresGrad, *storageOffset, *used;
 };
 extern Names names;
 
@@ -77,6 +77,10 @@ Reading readTensor(PyObject *object, dlpack::Tensor &tensor, bool &wantsGrad);
 inline uint64_t addressOf(const dlpack::Tensor &tensor) {
   return reinterpret_cast<uint64_t>(tensor.data) + tensor.byteOffset;
 }
+
+/// Finds out whether a tensor's elements are in memory; else it is unusual. Fake and distributed
+/// tensors only stand for others, and a storage may have been emptied: they count addresses from 0.
+Reading checkMemory(PyObject *object, const dlpack::Tensor &tensor);
 
 /// Bytes from the first element to the end of the last one in memory.
 int64_t reachOf(const dlpack::Tensor &tensor);

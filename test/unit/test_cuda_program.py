@@ -277,6 +277,34 @@ def test_a_capture_sees_a_weight_that_has_just_moved(mine: FakeProgram) -> None:
         mine.streams.handle, mine.streams.captured = 0, False
 
 
+def test_a_captured_call_keeps_the_copies_that_it_reads(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may see meanwhile that a weight has moved, and make other ones."""
+    artefacts, weights = residual()
+    buffer = torch.zeros(weights[0].numel() + 1, dtype=torch.bfloat16)
+    weight = buffer[1:].view(weights[0].shape)
+    one = on_fake(artefacts, [weight, *weights[1:]], fake)
+    [copied] = one.program._weights.copies()
+    kept: list[Tensor] = []
+    running = one.program._execution
+    run = running.run
+
+    def run_while_it_moves(*arguments: Any) -> None:
+        run(*arguments)
+        weight.data = weight.data.clone()
+        assert one.program._weights.current().in_place[0] is weight
+
+    monkeypatch.setattr(running, "run", run_while_it_moves)
+    monkeypatch.setattr(running, "keep", kept.extend)
+    one.streams.handle, one.streams.captured = fake.controls.fakeStreamCreate(0), True
+    fake.controls.fakeBeginCapture(one.streams.handle, 0)
+    one.program(rows(5))
+    fake.controls.fakeGraphDestroy(fake.controls.fakeEndCapture(one.streams.handle))
+    fake.controls.fakeStreamDestroy(one.streams.handle)
+    assert any(tensor is copied for tensor in kept)
+
+
 def test_copies_of_weights_outlive_a_program_that_was_captured(fake: Fake) -> None:
     artefacts, weights = residual()
     buffer = torch.zeros(weights[0].numel() + 1, dtype=torch.bfloat16)

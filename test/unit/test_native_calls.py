@@ -15,8 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shapejit.native_calls import Calls, Inputs, Plan, Prepared, Sizes
+from shapejit.native_calls import Calls, Inputs, Plan, Prepared, Sizes, has_memory
+from unit.tensors_without_memory import KINDS
 
 HANDLE = 0x5A5A
 STREAM = 77
@@ -261,6 +263,54 @@ def test_what_is_left_to_python() -> None:
     assert table.calls.run(*arguments(X, W, activation="a" * 17)) is None
     with torch.no_grad():
         assert table.calls.run(*arguments(grown, nn.Parameter(W))) is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_memory_are_left_to_python(kind: str) -> None:
+    table = Table()
+    table.add(table.plan((9, 16)), *arguments(X, W))
+    missing = KINDS[kind](X)
+    assert not has_memory(missing)
+    assert table.calls.run(*arguments(missing, W)) is None
+    assert table.calls.run(*arguments(X, W, out=KINDS[kind](halves(9, 16)))) is None
+    assert sizes_of(9, 8, dtype=torch.bfloat16).read([missing]) is None
+    assert len(table.launched) == 0
+    ran = Ran(1)
+    assert Inputs([], 1, 0xE0).run([], b"", [missing], ran.address, 0, 0, 0, 0) is None
+    assert not ran.calls
+
+
+def test_a_place_in_a_storage_may_be_a_symbol() -> None:
+    class Symbolic(Tensor):
+        def storage_offset(self) -> Any:
+            return torch.SymInt(None)
+
+    missing = KINDS["part of emptied"](X).as_subclass(Symbolic)
+    assert sizes_of(9, 8, dtype=torch.bfloat16).read([missing]) is None
+    assert Table().calls.run(*arguments(missing, W)) is None
+
+
+def test_empty_tensors_need_no_memory() -> None:
+    for kind in ("fake", "wrapper", "emptied"):
+        assert has_memory(KINDS[kind](X[:0]))
+        assert sizes_of(0, 8, dtype=torch.bfloat16).read([KINDS[kind](X[:0])]) == (0, 8)
+
+
+def test_tensors_inside_of_transforms_have_no_memory() -> None:
+    def body(x: Tensor) -> Tensor:
+        assert not has_memory(x)
+        assert sizes_of(8, dtype=torch.bfloat16).read([x]) is None
+        return x
+
+    torch.func.vmap(body)(X)
+
+
+def test_a_result_without_memory_is_an_error() -> None:
+    """What allocates it may be told by torch to make fake ones."""
+    table = Table()
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="outside of it"):
+        table.add(table.plan((9, 16)), *arguments(X, W))
+    assert not table.asked
 
 
 def test_tensors_of_subclasses_are_tensors() -> None:

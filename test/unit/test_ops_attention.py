@@ -31,6 +31,7 @@ from shapejit.passes.nvgpu.attention.lowering import lower
 from shapejit.passes.nvgpu.attention.problem import HEAD_SIZES, attention_problem
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.fake_cuda import Fake
+from unit.tensors_without_memory import KINDS
 from unit.test_ops_gemm_calls import Builds
 
 calls: Any = sys.modules["shapejit.ops.attention"]
@@ -271,6 +272,8 @@ H = Q.bfloat16(), K.bfloat16(), V.bfloat16()
         (operands_of(*H, causal=True, causal_offset=1 << 40), "it must be between"),
         (operands_of(*H, scale=math.nan), "it must be a finite number"),
         (operands_of(H[0].to_sparse(), *H[1:]), "only dense"),
+        (operands_of(H[0], KINDS["fake"](H[1]), H[2]), 'SJ-ARG-012 "k" is a FakeTensor'),
+        (operands_of(*H, mask=KINDS["emptied"](torch.zeros(1))), 'SJ-ARG-012 "mask" is a Tensor'),
         (operands_of(H[0].clone().requires_grad_(), *H[1:]), "requires grad"),
     ],
 )

@@ -15,11 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
-from shapejit import passes
+from shapejit import ops, passes
 from shapejit.errors import ShapeJitError
 from shapejit.gpu.interface import KernelInterface
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
@@ -32,9 +33,10 @@ from shapejit.ops.gemm_operands import (
 )
 from shapejit.ops.gemm_plan import Prepared, UnevenValueError
 from shapejit.ops.gemm_spec import ACTIVATIONS, GemmKind, kernel_text
-from shapejit.ops.tensors import reach
+from shapejit.ops.tensors import Rules, reach
 from shapejit.pass_host import run_pipeline
 from shapejit.symbolic import Expr
+from unit.tensors_without_memory import KINDS
 
 ALIGNED, UNALIGNED = "persistent_64x64x64_s3_w1", "unaligned_128x128x64_s3_w2"
 
@@ -315,12 +317,66 @@ def test_tensors_on_the_cpu() -> None:
         check(plain(2, 8, 8))
 
 
+class Odd:
+    """A tensor of another library that DLPack cannot hand over."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("no such memory.")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+Q = torch.zeros(1, 1, 8, 8).bfloat16()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rules, "check_device", lambda *_: None)
+    call = plain(2, 8, 8, bias=torch.zeros(8))
+    check(call)
+    for name, tensor in call.named():
+        changed = call._replace(**{name: KINDS[kind](tensor)})
+        with pytest.raises(ShapeJitError, match=f'SJ-ARG-012 "{name}" is a .*to_local'):
+            check(changed)
+    with pytest.raises(ShapeJitError, match='SJ-ARG-012 "out"'):
+        check_out(KINDS[kind](torch.zeros(2, 8).bfloat16()), call, (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (None, "None, but it must be a tensor"),
+        ([1.0], "a list, but it must be a tensor"),
+        (Odd(), "a Odd, but DLPack does not hand it over: no such memory. Pass one of torch"),
+    ],
+)
+def test_operands_that_are_no_tensors(wrong: Any, message: str) -> None:
+    for multiply in (ops.gemm, ops.compile_gemm):
+        with pytest.raises(ShapeJitError, match=rf'SJ-ARG-009 "b" of gemm\(\) is {message}'):
+            multiply(Q, wrong)
+    for attend in (ops.attention, ops.compile_attention):
+        with pytest.raises(ShapeJitError, match=rf'"k" of attention\(\) is {message}'):
+            attend(Q, wrong, Q)
+
+
+def test_fake_tensors_of_a_gpu_are_refused() -> None:
+    """Before a driver is looked for."""
+    with FakeTensorMode():
+        a, b = (torch.empty(8, 8, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    with pytest.raises(ShapeJitError, match='SJ-ARG-012 "a" is a FakeTensor'):
+        ops.gemm(a, b)
+    with pytest.raises(ShapeJitError, match='SJ-ARG-012 "q" is a FakeTensor'):
+        ops.attention(*[a.view(1, 1, 8, 8)] * 3)
+
+
 @pytest.mark.parametrize(
     ("out", "words"),
     [
         (torch.zeros(2, 9).bfloat16(), "shape"),
         (torch.zeros(2, 8), "torch.float32"),
         (torch.zeros(8, 2).bfloat16().mT, "contiguous"),
+        ([0.0], "a list, but results are written to a tensor"),
     ],
 )
 def test_results_that_do_not_fit(out: Tensor, words: str) -> None:

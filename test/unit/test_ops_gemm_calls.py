@@ -181,6 +181,33 @@ def test_every_thing_that_changes_the_kernel_has_a_plan_of_its_own(setting: Sett
     assert len(setting.calls) == 10
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_setting_that_changes_meanwhile_gives_no_plan_to_other_calls(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Another thread sets torch to tf32 while a strict product is planned."""
+    x, w = torch.zeros(16, 256), torch.zeros(256, 256).mT
+    matmul, make = torch.backends.cuda.matmul, calls._new_plan
+    before = matmul.fp32_precision
+
+    def change(*arguments: Any) -> Any:
+        matmul.fp32_precision = "tf32"
+        return make(*arguments)
+
+    monkeypatch.setattr(calls, "_new_plan", change)
+    matmul.fp32_precision = "ieee"
+    try:
+        if compiled:
+            ops.compile_gemm(x, w, rows=(2, 16))
+        else:
+            ops.gemm(x, w, deterministic=True)
+    finally:
+        matmul.fp32_precision = before
+    rest = (None,) * 6
+    assert setting.calls.run(x, w, *rest, "ieee", False) is not None
+    assert setting.calls.run(x, w, *rest, "tf32", False) is None
+
+
 def test_calls_take_the_generic_kernel_until_the_chosen_one_is_built(setting: Setting) -> None:
     x, w = layer(7)
     setting.builds.at_once = False

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shapejit import report
 from shapejit.arena import ArenaError, ArenaPool, StreamArenas
@@ -31,7 +32,14 @@ from shapejit.artefacts import (
     SymbolSpec,
     TensorOutput,
 )
-from shapejit.errors import GradError, InternalError, LoadError, ShapeError, TrainError
+from shapejit.errors import (
+    ArgumentError,
+    GradError,
+    InternalError,
+    LoadError,
+    ShapeError,
+    TrainError,
+)
 from shapejit.execution import CpuExecution
 from shapejit.program import Program
 from shapejit.symbolic import Expr
@@ -48,6 +56,7 @@ from unit.sample_program import (
     sample_weights,
     structure_of,
 )
+from unit.tensors_without_memory import KINDS
 
 CPU = torch.device("cpu")
 
@@ -288,6 +297,30 @@ def test_a_weight_of_another_shape_or_layout_is_an_error() -> None:
         Program(sample_artefacts(), [weights[0], weights[1][None]])
     with pytest.raises(LoadError, match=r"\[5, 4\] on cpu with layout torch.sparse_coo, but"):
         Program(sample_artefacts(), [weights[0].to_sparse(), weights[1]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_without_memory_is_an_error(kind: str) -> None:
+    weights = sample_weights()
+    with pytest.raises(LoadError, match=r"on cpu without memory, but"):
+        Program(sample_artefacts(), [KINDS[kind](weights[0]), weights[1]])
+
+
+def test_a_weight_that_loses_its_memory_is_an_error() -> None:
+    module = nn.Linear(4, N)
+    program = Program(sample_artefacts(), [module.weight, module.bias])
+    program(*sample_inputs())
+    module.bias.untyped_storage().resize_(0)
+    with pytest.raises(LoadError, match=r'"fc.bias" .* without memory'):
+        program(*sample_inputs())
+
+
+def test_results_that_torch_gives_no_memory_are_an_error() -> None:
+    program = Program(sample_artefacts(), sample_weights())
+    inputs = sample_inputs()
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ArgumentError, match="result"):
+        program(*inputs)
+    program(*inputs)
 
 
 @settings(deadline=None)

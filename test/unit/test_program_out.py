@@ -19,6 +19,7 @@ import shapejit
 from shapejit.errors import ArgumentError
 from unit.fake_cuda import Fake
 from unit.gpu_programs import FakeProgram, deep, on_fake, residual, rows
+from unit.tensors_without_memory import KINDS
 
 
 class Two(nn.Module):
@@ -97,6 +98,8 @@ def test_what_cannot_receive_results(two: shapejit.Program) -> None:
     assert "torch.float64" in refusal(two, x, out=(torch.empty(3, 4).double(), good))
     assert "on meta" in refusal(two, x, out=(torch.empty(3, 4, device="meta"), good))
     assert "is a list" in refusal(two, x, out=([], good))
+    for make in KINDS.values():
+        assert "without memory" in refusal(two, x, out=(make(torch.empty(3, 4)), good))
     strided = torch.empty(4, 3).mT
     assert "not contiguous" in refusal(two, x, out=(strided, good))
     with torch.enable_grad():

@@ -36,6 +36,7 @@ from shapejit.errors import (
 )
 from shapejit.signature import Signature, same_constant, solve_affine
 from shapejit.symbolic import Expr
+from unit.tensors_without_memory import KINDS
 
 CPU = torch.device("cpu")
 S0, S1, S2 = Expr.symbol(0), Expr.symbol(1), Expr.symbol(2)
@@ -356,6 +357,18 @@ def test_wrong_layout() -> None:
         warnings.simplefilter("ignore")  # torch: nested tensors are a prototype
         nested_tensor = torch.nested.nested_tensor([dense[0], dense[1]])
     assert "a tensor of layout nested, but" in message(ArgumentError, sig, nested_tensor)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_memory(kind: str) -> None:
+    ids, x = two()
+    missing = KINDS[kind](x)
+    assert message(ArgumentError, TWO, ids, missing) == (
+        f'SJ-ARG-012 "x" is a {type(missing).__name__} whose elements are not in memory of its '
+        "own, where kernels look for them. Pass a plain tensor with the values, such as "
+        "to_local() of a distributed one, and call outside of FakeTensorMode and of torch.func's "
+        "transforms."
+    )
 
 
 def test_gradients() -> None:

@@ -18,6 +18,7 @@ from torch.export import Dim
 
 import shapejit
 from shapejit import errors
+from shapejit.changes import Changes
 from shapejit.program import Program
 
 Write = Callable[[Tensor, Tensor, Tensor], Any]
@@ -328,6 +329,28 @@ def test_a_change_of_shared_memory_is_refused() -> None:
     with pytest.raises(errors.ArgumentError, match=r"with itself: it is expanded"):
         step()(x, torch.zeros(1, 9, 5).expand(2, 9, 5), torch.zeros(2, 9, 5), at)
     step()(x, both[:18].view(2, 9, 5), both[18:].view(2, 9, 5), at)
+
+
+@torch.no_grad()
+def test_a_state_that_lost_its_memory_is_refused() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(x)
+            return x + 1
+
+    model = Counter().eval()
+    program = shapejit.compile(model, (torch.ones(3),))
+    program(torch.ones(3))
+    model.count.untyped_storage().resize_(0)
+    with pytest.raises(errors.ArgumentError, match='SJ-ARG-012 "count" is a Tensor'):
+        program(torch.ones(3))
+    model.count = torch._efficientzerotensor([3])
+    with pytest.raises(errors.LoadError, match=r'SJ-LOAD-008 weight "count".*without memory'):
+        Changes(program.artefacts, [model.count], torch.device("cpu"))
 
 
 @torch.no_grad()

@@ -185,6 +185,7 @@ EXAMPLES: dict[ErrorId, Example] = {
             "rule": "the result is torch.float32 [4, 8] on cpu",
         }
     ),
+    ErrorId.SJ_ARG_012: Example({"argument": "x", "kind": "FakeTensor"}),
     ErrorId.SJ_ARG_009: Example(
         {
             "argument": "activation",

@@ -24,7 +24,7 @@ from shapejit.ops.attention_operands import (
 )
 from shapejit.ops.attention_spec import AttentionKind
 from shapejit.ops.kernels import begin_build, code_memory
-from shapejit.ops.tensors import as_tensor, current_stream, reach
+from shapejit.ops.tensors import current_stream, reach
 
 
 def attention(
@@ -160,7 +160,7 @@ def compile_attention(
 
 
 def _tensors(q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return as_tensor(q), as_tensor(k), as_tensor(v)
+    return RULES.tensor("q", q), RULES.tensor("k", k), RULES.tensor("v", v)
 
 
 _Maybe: TypeAlias = "Tensor | None"
@@ -170,10 +170,10 @@ def _optional(
     mask: Any, key_lengths: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
 ) -> tuple[_Maybe, _Maybe, _Maybe, _Maybe]:
     return (
-        as_tensor(mask),
-        as_tensor(key_lengths),
-        as_tensor(cu_seqlens_q),
-        as_tensor(cu_seqlens_k),
+        RULES.optional("mask", mask),
+        RULES.optional("key_lengths", key_lengths),
+        RULES.optional("cu_seqlens_q", cu_seqlens_q),
+        RULES.optional("cu_seqlens_k", cu_seqlens_k),
     )
 
 

@@ -216,6 +216,7 @@ def check_out(out: Tensor, operands: Operands, shape: tuple[int, ...]) -> None:
     Raises:
         ShapeJitError: it does not fit.
     """
+    RULES.check_out(out)
     if tuple(out.shape) != shape:
         rule = f"the result has the shape {list(shape)}"
         raise RULES.shape("out", out, rule, f"Pass a tensor of shape {list(shape)}")

@@ -22,6 +22,7 @@ from shapejit.ops.gemm_kernels import KindKernels
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
 from shapejit.ops.gemm_operands import (
     Operands,
+    as_tensors,
     check,
     check_out,
     product,
@@ -32,7 +33,7 @@ from shapejit.ops.gemm_operands import (
 from shapejit.ops.gemm_plan import RowPlan
 from shapejit.ops.gemm_spec import GemmKind
 from shapejit.ops.kernels import asking_ptxas, begin_build, code_memory
-from shapejit.ops.tensors import as_tensor, current_stream
+from shapejit.ops.tensors import current_stream
 
 #: Kinds of calls that are remembered.
 _MAX_PLANS = 8192
@@ -91,7 +92,7 @@ def gemm(
         a, b, gate, bias, residual, out, activation, out_dtype, float32_precision, deterministic
     )
     if result is None:
-        a, b, gate, bias, residual = map(as_tensor, (a, b, gate, bias, residual))
+        a, b, gate, bias, residual = as_tensors(a, b, gate, bias, residual)
         result = _first_call(
             a, b, gate, bias, residual, out, activation, out_dtype, float32_precision, deterministic
         )
@@ -126,8 +127,9 @@ def compile_gemm(
         ShapeJitError: as for `gemm`.
         Exception: what the build of a kernel raised.
     """
-    a, b, bias, gate, residual = map(as_tensor, (a, b, bias, gate, residual))
-    tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
+    a, b, gate, bias, residual = as_tensors(a, b, gate, bias, residual)
+    precision = _settled(a, float32_precision)
+    tf32 = precision == "tf32"
     operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
     with asking_ptxas():
         layout, kernels = kernels_of(operands, result_shape(operands), 0)
@@ -136,7 +138,7 @@ def compile_gemm(
     wait(kernels.begin(schedules))
     loaded = [kernels.load(schedule) for schedule in schedules]
     _reserve([each.kernel for each in loaded if each.kernel is not None], a.device.index or 0)
-    _plan_ahead(operands, (activation, out_dtype, float32_precision, False), rows[0])
+    _plan_ahead(operands, (activation, out_dtype, precision, False), rows[0])
     if gc.isenabled() and cubin_builder().stats().built > built:
         # Builds leave enough behind for a full collection, which takes as long as a thousand calls
         # and would come in the middle of one.
@@ -160,15 +162,23 @@ def _first_call(
     deterministic: bool,
 ) -> Tensor:
     """The result of a call that there may be no plan for."""
+    # torch's setting is read once, for the plan and its key, as other threads may change it.
+    precision = _settled(a, float32_precision)
     arguments = (
-        a, b, gate, bias, residual, out, activation, out_dtype, float32_precision, deterministic,
+        a, b, gate, bias, residual, out, activation, out_dtype, precision, deterministic,
     )  # fmt: skip
-    tf32 = a.dtype is torch.float32 and uses_tf32(float32_precision)
+    tf32 = precision == "tf32"
     operands = Operands(a, b, bias, gate, residual, activation, out_dtype, tf32)
     # What is torch's now may have been another library's before; then there can be a plan.
     while (result := _calls.run(*arguments)) is None:
         _calls.add(_new_plan(operands, out), *arguments)
     return result
+
+
+def _settled(a: Tensor, float32_precision: str) -> str:
+    """The precision of a product, as torch is set at this moment; for halves it says nothing."""
+    is_rounded = a.dtype is torch.float32 and uses_tf32(float32_precision)
+    return "tf32" if is_rounded else "ieee"
 
 
 def _reserve(kernels: list[Kernel], device_number: int) -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,23 @@ class Operands(NamedTuple):
         for name in ("a", "b", "gate", "bias", "residual"):
             if (tensor := getattr(self, name)) is not None:
                 yield name, tensor
+
+
+def as_tensors(
+    a: Any, b: Any, gate: Any, bias: Any, residual: Any
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The operands as tensors of torch.
+
+    Raises:
+        ArgumentError: one is no tensor (SJ-ARG-009).
+    """
+    return (
+        _RULES.tensor("a", a),
+        _RULES.tensor("b", b),
+        _RULES.optional("gate", gate),
+        _RULES.optional("bias", bias),
+        _RULES.optional("residual", residual),
+    )
 
 
 def result_shape(operands: Operands) -> tuple[int, ...]:
@@ -206,6 +223,7 @@ def check_out(out: Tensor, operands: Operands, shape: tuple[int, ...]) -> None:
     Raises:
         ShapeJitError: it does not fit.
     """
+    _RULES.check_out(out)
     if tuple(out.shape) != shape:
         rule = f"the result has the shape {list(shape)}"
         raise _RULES.shape("out", out, rule, f"Pass a tensor of shape {list(shape)}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shapejit.errors import ErrorId
+from shapejit.native_calls import has_memory
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -70,6 +71,29 @@ class Rules:
     operator: str
     alternative: str
 
+    def tensor(self, name: str, value: Any) -> Tensor:
+        """An operand as a tensor of torch; see `as_tensor`.
+
+        Raises:
+            ArgumentError: it is no tensor (SJ-ARG-009).
+        """
+        rule, cause = "it must be a tensor", None
+        if isinstance(value, Tensor) or hasattr(value, "__dlpack__"):
+            try:
+                found: Tensor = as_tensor(value)
+                return found
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                cause = error
+                reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+                rule = f"DLPack does not hand it over: {reason}"
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        remedy = "Pass one of torch, or of a library that has DLPack"
+        raise self.argument(name, kind, rule, remedy) from cause
+
+    def optional(self, name: str, value: Any) -> Tensor | None:
+        """The same of an operand that may be missing."""
+        return None if value is None else self.tensor(name, value)
+
     def check_device(self, name: str, tensor: Tensor) -> None:
         """Checks that the tensor that says where the operator runs is on a GPU.
 
@@ -86,7 +110,8 @@ class Rules:
             )
 
     def check_tensor(self, name: str, tensor: Tensor, first: str, like: Tensor) -> None:
-        """Checks that a tensor is a dense one, on the device of another, that needs no gradient.
+        """Checks that a tensor is a dense one in memory, on the device of another, that needs no
+        gradient.
 
         Args:
             name: of the argument.
@@ -106,6 +131,8 @@ class Rules:
             )
         if tensor.layout != torch.strided:
             raise ErrorId.SJ_ARG_006.error(argument=name, layout=tensor.layout)
+        if not has_memory(tensor):
+            raise ErrorId.SJ_ARG_012.error(argument=name, kind=type(tensor).__name__)
         if tensor.is_neg():
             value, rule = "a tensor that torch negates when it reads it", "memory holds its values"
             raise self.argument(name, value, rule, f"Pass {name}.resolve_neg()")
@@ -133,6 +160,15 @@ class Rules:
         return ErrorId.SJ_ARG_009.error(
             argument=name, operator=self.operator, value=value, rule=rule, remedy=remedy
         )
+
+    def check_out(self, out: Any) -> None:
+        """Checks that what is to receive a result is a tensor of torch.
+
+        Raises:
+            ArgumentError: it is not (SJ-ARG-009).
+        """
+        if not isinstance(out, Tensor):
+            raise self.out(f"a {type(out).__name__}", "results are written to a tensor of torch")
 
     def out(self, value: str, rule: str) -> Exception:
         """The error of a tensor that cannot receive a result."""
