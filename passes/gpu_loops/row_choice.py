@@ -19,7 +19,7 @@ from shapejit.passes.buckets.device import Device
 from shapejit.passes.gpu_loops.choice import CLUSTERS, Chooser, SizeRanges
 from shapejit.passes.gpu_loops.problem import LoopProblem
 from shapejit.passes.gpu_loops.row_ops import RowOp, Scan
-from shapejit.passes.gpu_loops.scan_units import LEAST_CTAS, MOST_UNITS
+from shapejit.passes.gpu_loops.scan_units import MOST_UNITS
 from shapejit.passes.gpu_loops.scans import scan_alignment
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
 from shapejit.passes.gpu_loops.tiers import Choice, Tier, boxes
@@ -81,7 +81,7 @@ def _scan_tiers(chooser: Chooser, phase: Scan, device: Device) -> list[Tier]:
     units = _unit_schedule(phase, vector)
     every = MOST_UNITS * units.vector * units.chunks * units.threads
     bounds = ((_SHARED_ROW, 0), (every // _UNIT_ROWS, _UNIT_ROWS), (every, 1), (None, 0))
-    for longest, few in bounds if device.multiprocessors >= LEAST_CTAS else bounds[-1:]:
+    for longest, few in bounds:
         if few:
             rows = "a row" if few == 1 else f"up to {few} rows"
             reason = f"{rows}, cut into units for all multiprocessors"

@@ -58,10 +58,10 @@ GROUP: Final = 4 * WARP
 
 _COUNTER_BYTES, _FLAG_BYTES, _STATE_BYTES = 16, 4, 16
 _FLAGS_END = _COUNTER_BYTES + 2 * MOST_UNITS * _FLAG_BYTES
-# Of the states, for each of 64 CTAs or more.
-_BYTES_OF_CTA = 2 * MOST_UNITS * _STATE_BYTES // 64
-LEAST_CTAS: Final = 64
-"""CTAs that a grid may have at the least."""
+# Of the states, for each of so many CTAs. Grids of fewer have as much, as rows may have as many
+# units there.
+_CTAS = 64
+_BYTES_OF_CTA = 2 * MOST_UNITS * _STATE_BYTES // _CTAS
 
 
 class UnitExchange:
@@ -80,7 +80,7 @@ class UnitExchange:
         self._threads = emission.threads
         self._ctas = Units.read(1).units
         self._count = emission.schedule.threads
-        memory = emission.function.workspace(_BYTES_OF_CTA, _FLAGS_END)
+        memory = emission.function.workspace(_BYTES_OF_CTA, _FLAGS_END, _CTAS)
         self._scratch = llvm.ptrtoint(i64(), memory)
         self._words = len(combine.identity)
         self._cells = emission.shared((GROUP + 1) * self._words * CELL_BYTES)

@@ -259,9 +259,10 @@ class KernelFunction:
             self._made[key] = self._word(Pointer(operand), 8, pointer(1))
         return self._made[key]
 
-    def workspace(self, bytes_per_cta: int, zeroed: int) -> Value:
-        """The address of scratch memory; asked for once."""
-        return self._word(Workspace(bytes_per_cta, zeroed), 8, pointer(1))
+    def workspace(self, bytes_per_cta: int, zeroed: int, least_ctas: int = 0) -> Value:
+        """The address of scratch memory, see `Workspace`; asked for once."""
+        memory = Workspace(bytes_per_cta, zeroed, least_ctas=least_ctas)
+        return self._word(memory, 8, pointer(1))
 
     def tensor_map(self, record: TensorMap | Im2colMap) -> Value:
         """The address of a tensor map, generic."""

@@ -68,11 +68,12 @@ struct Gemm {
     parameters.push_back(size);
   }
 
-  void addWorkspace(int64_t bytesPerCta, int64_t zeroed) {
+  void addWorkspace(int64_t bytesPerCta, int64_t zeroed, int64_t leastCtas = 0) {
     ShapejitRtCudaParameter workspace = {};
     workspace.kind = ShapejitRtCudaWorkspace;
     workspace.bytesPerCta = bytesPerCta;
     workspace.zeroed = zeroed;
+    workspace.leastCtas = leastCtas;
     parameters.push_back(workspace);
   }
 

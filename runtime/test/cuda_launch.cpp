@@ -204,6 +204,7 @@ void testBadInterfaces(LoadedModule &module) {
   CHECK(rejects("zero bytes", [](Gemm &g) { g.addWorkspace(64, 24); }));
   CHECK(rejects("zero bytes", [](Gemm &g) { g.addWorkspace(64, 128 << 10); }));
   CHECK(rejects("for a CTA", [](Gemm &g) { g.addWorkspace(-1, 0); }));
+  CHECK(rejects("CTAs at the least", [](Gemm &g) { g.addWorkspace(64, 0, -1); }));
   CHECK(rejects("one workspace", [](Gemm &g) {
     g.addWorkspace(64, 0);
     g.addWorkspace(64, 0);

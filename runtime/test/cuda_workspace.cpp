@@ -17,9 +17,9 @@ constexpr int64_t kMiB = 1 << 20;
 constexpr int kGlobal = 0, kThreadLocal = 1;
 
 /// A kernel with that many bytes of workspace for a CTA, the first of which are zero.
-Gemm scratchy(int64_t bytesPerCta, int64_t zeroed) {
+Gemm scratchy(int64_t bytesPerCta, int64_t zeroed, int64_t leastCtas = 0) {
   Gemm gemm("gemm_scratch");
-  gemm.addWorkspace(bytesPerCta, zeroed);
+  gemm.addWorkspace(bytesPerCta, zeroed, leastCtas);
   return gemm;
 }
 
@@ -111,6 +111,25 @@ void testGrowth(LoadedModule &module) {
   CHECK(fakeCalls("cuMemAlloc") == allocations + 1);
   CHECK(shapejitRtCudaReserve(all.handle, stream) == ShapejitRtCudaOk);
   CHECK(fakeCalls("cuMemAlloc") == allocations + 1);
+  releaseAll();
+  fakeStreamDestroy(stream);
+}
+
+/// However few CTAs there are, memory is there for as many as the kernel says.
+void testLeastCtas(LoadedModule &module) {
+  MadeKernel few(module, scratchy(20 << 10, 128, 200)), many(module, scratchy(20 << 10, 128, 20));
+  void *stream = fakeStreamCreate(0);
+  launchFor(few, stream); // 6 CTAs, and room for 200
+  CHECK(use().bytes == kZeros + 4 * kMiB);
+  releaseAll();
+  CHECK(shapejitRtCudaReserve(few.handle, stream) == ShapejitRtCudaOk);
+  CHECK(use().bytes == kZeros + 4 * kMiB);
+  releaseAll();
+  launchFor(many, stream, 100000); // 132 CTAs
+  CHECK(use().bytes == kZeros + 3 * kMiB);
+  ShapejitRtCudaKernelInfo info;
+  shapejitRtCudaKernelInfo(few.handle, &info);
+  CHECK(info.workspaceBytes == 200 * (20 << 10) + 128);
   releaseAll();
   fakeStreamDestroy(stream);
 }
@@ -299,6 +318,7 @@ int main(int argc, char **argv) {
     LoadedModule module;
     testSharing(module);
     testGrowth(module);
+    testLeastCtas(module);
     testLimit(module);
     testNoMemory(module);
     testLaunchesThatWait(module);

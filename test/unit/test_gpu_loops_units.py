@@ -71,6 +71,12 @@ def test_results_do_not_depend_on_who_takes_what() -> None:
     assert all(torch.equal(runs[0], other) for other in runs[1:])
 
 
+@pytest.mark.parametrize("block", [False, True])
+def test_devices_of_few_multiprocessors(block: bool) -> None:
+    """Rows may have as many units there, and those as much scratch memory: 150 units of one CTA."""
+    check_sums(GpuKernel(scan("add", "f32"), SMALL, block=block), 1, 150 * 64, places=1)
+
+
 def test_flags_must_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_units.ptx, "lower_flag", lambda _: None)
     kernel = GpuKernel(scan("add", "f32"), SMALL)

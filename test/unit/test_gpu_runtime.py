@@ -163,6 +163,10 @@ def test_what_a_kernel_tells(kernel: Kernel) -> None:
     assert (kernel.registers, kernel.local_bytes, kernel.operand_count) == (168, 0, 3)
     assert kernel.resident_ctas == 132
     assert kernel.workspace_bytes == 132 * 20480 + 1024
+    scratch = Workspace(bytes_per_cta=20480, zeroed=1024, offset=280, least_ctas=200)
+    large = replace(GEMM, parameters=(*GEMM.parameters[:-1], scratch))
+    assert KernelInterface.from_json(large.to_json()) == large
+    assert Kernel(large, kernel.module).workspace_bytes == 200 * 20480 + 1024
     assert kernel.handle
 
 

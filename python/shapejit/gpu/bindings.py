@@ -52,6 +52,7 @@ class NativeParameter(Structure):
         ("promotion", c_int32),
         ("zeroed", c_int64),
         ("bytes_per_cta", c_int64),
+        ("least_ctas", c_int64),
         ("lower", c_int32 * 3),
         ("upper", c_int32 * 3),
         ("steps", c_int32 * 3),

@@ -124,11 +124,14 @@ class Workspace:
     Attributes:
         bytes_per_cta: its size beside the zeroed bytes, for every CTA that the grid may have.
         zeroed: bytes at its start that must be zero; a multiple of 16, at most 65536.
+        least_ctas: CTAs that there is memory for even if the grid has fewer, since sizes ask for
+            it; a device may run fewer than the one that a kernel was made for.
     """
 
     bytes_per_cta: int
     zeroed: int
     offset: int = 0
+    least_ctas: int = 0
 
 
 Parameter: TypeAlias = TensorMap | Im2colMap | Pointer | Size | Workspace

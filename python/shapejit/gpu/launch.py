@@ -259,6 +259,7 @@ def _native(interface: KernelInterface, number: int) -> NativeParameter:
         native.bytes = parameter.bytes
     else:
         native.bytes_per_cta = parameter.bytes_per_cta
+        native.least_ctas = parameter.least_ctas
         native.zeroed = parameter.zeroed
     return native
 

@@ -125,9 +125,11 @@ struct ShapejitRtCudaParameter {
   int32_t box[5];
   int32_t swizzle;   ///< bytes: 0, 32, 64, 128
   int32_t promotion; ///< bytes: 0, 64, 128, 256
-  // Workspace: first what must be zero, then so many bytes for every CTA of the grid.
+  // Workspace: first what must be zero, then so many bytes for every CTA of the grid, and for so
+  // many CTAs even if it has fewer.
   int64_t zeroed;
   int64_t bytesPerCta;
+  int64_t leastCtas;
   // Im2col map: as a tensor map, whose box is channels and pixels, of an image whose dims are
   // channels, one to three spatial dims, images. Of every spatial dim the first place of a window,
   // how far the last one is from the last pixel, and the distance of places.

@@ -20,6 +20,8 @@ constexpr int32_t kPortableCluster = 8;
 constexpr int32_t kMaxCluster = 16;
 // A function may have so much shared memory without asking.
 constexpr int32_t kFreeSharedBytes = 48 << 10;
+// More than any device runs at once.
+constexpr int64_t kMostLeastCtas = 1 << 16;
 // Tensor maps lie at multiples of this, in parameters and in device memory.
 constexpr int32_t kTensorMapAlignment = 64;
 
@@ -192,12 +194,17 @@ Status ShapejitRtCudaKernel::addWorkspace(const ShapejitRtCudaParameter &given, 
     return fail(ShapejitRtCudaBadInterface,
                 "%s: a workspace of %" PRId64 " bytes for a CTA; it must be within 0..%d", what,
                 given.bytesPerCta, INT32_MAX);
+  if (isOutside(given.leastCtas, 0, kMostLeastCtas))
+    return fail(ShapejitRtCudaBadInterface,
+                "%s: a workspace for %" PRId64 " CTAs at the least; it must be within 0..%" PRId64,
+                what, given.leastCtas, kMostLeastCtas);
   if (isOutside(given.zeroed, 0, WorkspaceTable::kZeros) || given.zeroed % 16 != 0)
     return fail(ShapejitRtCudaBadInterface,
                 "%s: %" PRId64 " zero bytes of a workspace; that must be a multiple of 16 within "
                 "0..%" PRId64,
                 what, given.zeroed, WorkspaceTable::kZeros);
   workspaceBytesPerCta = given.bytesPerCta;
+  workspaceLeastCtas = given.leastCtas;
   workspaceZeroed = given.zeroed;
   return ShapejitRtCudaOk;
 }
@@ -419,7 +426,7 @@ Status ShapejitRtCudaKernel::write(void *const *operands, const int64_t *given, 
 }
 
 WorkspaceNeed ShapejitRtCudaKernel::workspaceNeed(uint32_t ctas) const {
-  return {workspaceZeroed, workspaceBytesPerCta * ctas};
+  return {workspaceZeroed, workspaceBytesPerCta * std::max<int64_t>(ctas, workspaceLeastCtas)};
 }
 
 Status ShapejitRtCudaKernel::explain(Status status, const int64_t *given, uint32_t ctas) const {

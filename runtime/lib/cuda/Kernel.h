@@ -78,6 +78,7 @@ struct ShapejitRtCudaKernel {
   bool takesWorkspace = false;
   int32_t blockBytes = 0; ///< of the entry in block form
   int64_t workspaceBytesPerCta = 0;
+  int64_t workspaceLeastCtas = 0;
   int64_t workspaceZeroed = 0;
   int32_t parameterCount = 0;
   int32_t tileCount = 0;

@@ -130,8 +130,8 @@ class Launch:
                 word = self._values[value]
                 assert abs(word) < 1 << (8 * size - 1), f"{word} does not fit {size} bytes"
                 return word % (1 << 8 * size), size  # it may be negative
-            case Workspace(bytes_per_cta=each, zeroed=zeroed):
-                size = zeroed + each * self._multiprocessors * 4
+            case Workspace(bytes_per_cta=each, zeroed=zeroed, least_ctas=least):
+                size = zeroed + each * max(self.grid, least)
                 address = self.memory.allocate(size)
                 self._workspaces.append((address, zeroed))
                 return address, 8
