@@ -84,7 +84,7 @@ class Completion:
                 self._over.set()
                 _outlive_calls(before)
                 del before
-            keep(artefacts)
+            _keep(artefacts, keep)
         except Exception as error:  # of the passes, the assembler, the driver: calls go on without
             self.failure = str(error)
             if not threading.main_thread().is_alive():
@@ -112,6 +112,15 @@ def complete(
     reference = weakref.ref(program)
     _thread().submit(completion.run, reference, build, keep)
     return completion
+
+
+def _keep(artefacts: Artefacts, keep: Callable[[Artefacts], None]) -> None:
+    """Hands a program's code on; that this fails is of no concern to the program."""
+    try:
+        keep(artefacts)
+    except Exception as error:
+        if threading.main_thread().is_alive():
+            _LOG.warning("a program is complete, but not kept for other processes: %s", error)
 
 
 def _outlive_calls(execution: Execution) -> None:

@@ -206,6 +206,27 @@ def test_a_failed_build_leaves_the_program_as_it_is(
     assert (stats.calls, stats.replacements, stats.is_complete) == (1, 0, True)
 
 
+def test_a_program_that_cannot_be_kept_for_others_is_complete(
+    fake: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, whole, weights = in_steps()
+    one, whole = on_fake(first, weights, fake), with_fake_code(whole)
+
+    def keep(artefacts: Artefacts) -> None:
+        raise OSError("no space")
+
+    logging.getLogger("shapejit").propagate = True
+    with caplog.at_level(logging.WARNING, "shapejit"):
+        completion = background.complete(one.program, lambda _: whole, keep)
+        one.program.complete_with(completion)
+        assert one.program.wait(60)
+        background.complete(one.program, lambda _: whole, lambda _: None).wait(60)
+    assert completion.failure is None
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("not kept for other processes: no space" in text for text in texts)
+    assert not any("keeps what it has" in text for text in texts)
+
+
 def test_a_program_that_is_gone_is_not_completed(fake: Fake) -> None:
     first, _, weights = in_steps()
     program = on_fake(first, weights, fake).program
