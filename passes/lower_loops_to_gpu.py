@@ -54,7 +54,7 @@ from shapejit.passes.nvgpu.variants import LowerVariants
 
 @register_pass(
     "shapejit-lower-loops-to-gpu",
-    dialects=("arith", "gpu", "llvm", "memref", "nvvm", "scf", "vector"),
+    dialects=("arith", "gpu", "llvm", "memref", "nvgpu", "nvvm", "scf", "vector"),
 )
 @dataclass(frozen=True)
 class LowerLoopsToGpu(LowerVariants[str]):

@@ -1,6 +1,6 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Loads and stores of neighbouring elements in global memory.
+"""Loads and stores of neighbouring elements in global memory, and loads from shared memory.
 
 Up to 16 bytes go in one instruction. The instructions are inline assembly that LLVM leaves where it
 is: what may be loaded early is decided by the emitters, and a load under a condition is no branch.
@@ -54,7 +54,8 @@ def load(
     """Neighbouring elements, in their compute type; zeros where the condition fails.
 
     Args:
-        address: i64, in global memory; with the offset a multiple of all bytes, or of 16.
+        address: i64, in global memory, or i32, in shared memory; with the offset a multiple of all
+            bytes, or of 16.
         offset: bytes further.
         element: their type.
         count: how many, a power of 2.
@@ -74,13 +75,14 @@ def _load_words(
     targets = [f"${number}" for number in range(count)]
     vector = f"{{{', '.join(targets)}}}" if count > 1 else targets[0]
     suffix = f".v{count}" if count > 1 else ""
-    text = f"ld.global{suffix}.{name} {vector}, [${count}+{offset}];"
+    space, kind = ("shared", "r") if address.type == i32() else ("global", "l")
+    text = f"ld.{space}{suffix}.{name} {vector}, [${count}+{offset}];"
     operands = [address]
-    constraints = [f"={register}"] * count + ["l"]
+    constraints = [f"={register}"] * count + [kind]
     if condition is not None:
         clear = " ".join(f"mov.b{type_.width} {target}, 0;" for target in targets)
         text = f"{clear} @${count + 1} {text}"
-        constraints = [f"=&{register}"] * count + ["l", "b"]
+        constraints = [f"=&{register}"] * count + [kind, "b"]
         operands.append(condition)
     result = type_ if count == 1 else struct_of(type_, count)
     loaded = ptx.assembly(result, text, ",".join(constraints), operands, pure=False)
@@ -103,6 +105,25 @@ def fetch(address: Value, offset: int, bytes_: Num, condition: Value) -> None:
     text = f"@$2 cp.async.bulk.prefetch.L2.global [$0+{offset}], $1;"
     operands = [address, value(bytes_), condition]
     ptx.assembly(None, text, "l,r,b", operands, pure=False)
+
+
+def copy_to_shared(
+    target: Value, address: Value, offset: int, bytes_: Num, barrier: Value, condition: Value
+) -> None:
+    """Starts a copy to shared memory if a condition holds; the bytes are counted on an mbarrier.
+
+    Args:
+        target: i32, in shared memory, a multiple of 16.
+        address: i64, in global memory; with the offset a multiple of 16.
+        offset: bytes further.
+        bytes_: how many, i32, a multiple of 16 and not 0.
+        barrier: i32, in shared memory.
+        condition: i1.
+    """
+    name = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    text = f"@$4 {name} [$0], [$1+{offset}], $2, [$3];"
+    operands = [target, address, value(bytes_), barrier, condition]
+    ptx.assembly(None, text, "r,l,r,r,b,~{memory}", operands, pure=False)
 
 
 def _unpacked(word: Value, element: Type, count: int) -> list[Value]:

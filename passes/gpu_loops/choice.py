@@ -8,7 +8,8 @@ in which CTAs start. The rules:
 - A vector is 16 bytes of the narrowest tensor that lies along it, less where rows would not be
   multiples of it, or would leave threads idle.
 - A row belongs to as few warps as keep it in registers: one warp needs no shared memory and no
-  barriers. Rows that registers cannot hold, or whose length has no bound, are read again in every
+  barriers. Rows of which registers cannot hold several a multiprocessor are kept in shared memory,
+  of as many CTAs as it takes; what has no room there either, or no bound, is read again in every
   pass. Rows of unknown length have variants by length, if they may be long.
 - Where rows are many, each is fetched into the second-level cache while the one before it is worked
   on: memory has no pause, and the small first-level cache of programs does not limit what is on its
@@ -39,6 +40,8 @@ from shapejit.passes.gpu_loops.problem import LoopProblem, element_types
 from shapejit.passes.gpu_loops.row_reads import (
     cut_alignment,
     loads_shared_ahead,
+    own_rows,
+    passes_over,
     rows_alignment,
     shared_inputs,
 )
@@ -46,6 +49,7 @@ from shapejit.passes.gpu_loops.scatter import is_scaled
 from shapejit.passes.gpu_loops.schedule import MAX_NARROW, WARP, LoopSchedule
 from shapejit.passes.gpu_loops.tiers import Bucket, Choice, Tier, boxes
 from shapejit.passes.nvgpu.memory import bytes_of
+from shapejit.passes.nvgpu.target import STATIC_SHARED_BYTES
 from shapejit.symbolic import Expr, Ranges, product
 
 SizeRanges: TypeAlias = Mapping[int, tuple[int, int | None]]
@@ -59,6 +63,12 @@ _TEAMS, _MOST_KEPT = (1, 4, 8, 16, 32), 32
 # Teams whose threads keep so many, others half of that; of 16 bits, which need fewer registers,
 # there are more. A warp has less of rows of a known length, which are then whole vectors of four.
 _MUCH_KEPT, _MUCH_KEPT_OF_HALVES, _KEPT_BY_A_WARP = (1, 32), (1, 8, 32), 24
+# Threads of CTAs that keep rows in shared memory and CTAs of a multiprocessor: while one waits for
+# its row, others work on theirs. And bytes of what a stage adds up to, at most.
+_SHARED_FORMS, _CELLS_BYTES = ((256, 4), (512, 2)), 1024
+_SHARED_CLUSTERS = (1, 2, 4, 8, 16)
+# Of rows of unknown length: forms and clusters of variants.
+_SHARED_TIERS = ((256, 4, 1), (512, 2, 1), (512, 2, 2), (512, 2, 8))
 # Warps of rows that are read again, and CTAs of a multiprocessor if elements have up to 16 bits.
 _LONG_WARPS, _LONG_CTAS = 16, 2
 CLUSTERS = (16, 8, 4)
@@ -126,6 +136,7 @@ class Chooser:
 
     def __init__(self, problem: LoopProblem, sizes: SizeRanges, device: Device) -> None:
         self.problem, self._processors = problem, device.multiprocessors
+        self._device = device
         self._ranges = Ranges(dict(sizes))
         bounds = [self._ranges.bounds(size)[1] for size in problem.sizes]
         self._wide = any(bound is None or bound > MAX_NARROW for bound in bounds)
@@ -305,13 +316,33 @@ class Chooser:
         if most is not None and most <= _ROW_BOUNDS[0]:
             return self._by(count, self._row_tiers(phase, most, self._row_lengths(phase, most)))
         tiers = []
-        for bound in (*_ROW_BOUNDS, None):
-            upper = bound if most is None or (bound is not None and bound < most) else most
-            found = self._row_tiers(phase, upper, self._row_lengths(phase, upper))
+        for short in _ROW_BOUNDS:
+            upper = short if most is None or short < most else most
             # Of short rows, one variant for any number of them is enough.
-            found = found if bound is None else found[-1:]
+            *_, last = self._row_tiers(phase, upper, self._row_lengths(phase, upper))
+            tiers.append(Tier(short, last.most, last.schedule, last.reason))
+        for bound, found in self._long_tiers(phase, most):
             tiers += [Tier(bound, tier.most, tier.schedule, tier.reason) for tier in found]
         return boxes([unknown[0], count], tiers, self._ranges, self.text)
+
+    def _long_tiers(self, phase: Rows, most: int | None) -> list[tuple[int | None, list[_Tier]]]:
+        """The schedules of rows of unknown length that registers do not hold, by their length.
+
+        Args:
+            most: elements of the longest; None for any.
+        """
+        lengths = self._row_lengths(phase, most)
+        if (most is not None and most <= _ROW_BOUNDS[-1]) or not self._bytes_shared(phase):
+            return [(None, self._row_tiers(phase, most, lengths))]
+        tiers: list[tuple[int | None, list[_Tier]]] = []
+        for threads, ctas, cluster in _SHARED_TIERS:
+            chunks = self._most_shared(phase, threads, ctas)
+            tier = self._shared_tier(phase, threads, ctas, cluster, chunks)
+            bound = tier.schedule.row_capacity
+            tiers.append((bound, [*self._cluster_tiers(phase, most, lengths, cluster), tier]))
+            if most is not None and bound >= most:
+                return [*tiers[:-1], (None, tiers[-1][1])]
+        return [*tiers, (None, self._row_tiers(phase, most, lengths))]
 
     def _row_lengths(self, phase: Rows, longest: int | None, *, known: bool = False) -> list[int]:
         """Lengths of vectors for rows of up to `longest` elements.
@@ -340,7 +371,9 @@ class Chooser:
         """
         few = self._are_few(product(phase.rows))
         much_kept = _MUCH_KEPT_OF_HALVES if self._widest <= 2 else _MUCH_KEPT
-        for warps in _TEAMS if longest is not None else ():
+        # A multiprocessor has one team of 32 warps, and nothing to do while that waits.
+        teams = _TEAMS[:-1] if self._bytes_shared(phase) else _TEAMS
+        for warps in teams if longest is not None else ():
             size = warps * WARP
             counts = {length: -(-(longest or 0) // (length * size)) for length in lengths}
             # The fewest elements a thread, and of these the longest vectors.
@@ -355,15 +388,25 @@ class Chooser:
             if kept * self._words <= most and size * registers <= _REGISTERS:
                 schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
                 return self._by_rows(schedule, registers, kept, few=few)
-        schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
-        schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1)
-        last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
-        return [*self._cluster_tiers(longest, lengths), last]
+        last = self._fitting_tier(phase, longest)
+        if last is None:
+            schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
+            schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1)
+            last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
+        return [*self._cluster_tiers(phase, longest, lengths, last.schedule.cluster), last]
 
-    def _cluster_tiers(self, longest: int | None, lengths: Sequence[int]) -> list[_Tier]:
-        """The schedules for so few long rows that CTAs would be idle: clusters share each."""
+    def _cluster_tiers(
+        self, phase: Rows, longest: int | None, lengths: Sequence[int], least: int
+    ) -> list[_Tier]:
+        """The schedules for so few long rows that CTAs would be idle: clusters share each.
+
+        Args:
+            least: CTAs that share rows however many there are.
+        """
         tiers = []
         for cluster in CLUSTERS:
+            if cluster <= least:
+                continue
             size = _CLUSTER_THREADS * cluster
             length, chunks = lengths[0], 0
             counts = {n: -(-(longest or 0) // (n * size)) for n in lengths}
@@ -374,10 +417,75 @@ class Chooser:
             keeps = keeps if chunks else "read again in every pass"
             warps = _CLUSTER_THREADS // WARP
             schedule = LoopSchedule(length, warps, chunks, _CLUSTER_THREADS, 1, cluster)
+            shared = self._shared_by_few(phase, longest, cluster)
+            if not chunks and shared is not None:
+                schedule = shared
+                keeps = f"up to {shared.row_capacity} elements of it kept in shared memory"
             most = self._processors // cluster
             reason = f"up to {most} long rows, each shared by a cluster of {cluster} CTAs, {keeps}"
             tiers.append(_Tier(most, schedule, reason))
         return tiers
+
+    # Rows in shared memory ------------------------------------------------------------------------
+
+    def _shared_length(self, phase: Rows) -> int:
+        """The length of vectors of rows that are kept in shared memory."""
+        return max(
+            self.lengths(lambda n: rows_alignment(self.problem, phase, n))[0],
+            self.lengths(lambda n: cut_alignment(self.problem, phase, n))[0],
+        )
+
+    def _bytes_shared(self, phase: Rows) -> int:
+        """Bytes of an element of a row that shared memory keeps; 0 if that is of no use."""
+        if passes_over(phase) == 1:
+            return 0
+        rows = own_rows(self.problem, phase, self._shared_length(phase))
+        return sum(bytes_of(row.memory.element) for row in rows)
+
+    def _most_shared(self, phase: Rows, threads: int, ctas: int) -> int:
+        """Vectors a thread that the shared memory of a CTA has room for, if a multiprocessor has so
+        many CTAs."""
+        stages = len(phase.stages)
+        room = self._device.shared_bytes // ctas - self._device.shared_reserved
+        room -= STATIC_SHARED_BYTES + stages * _CELLS_BYTES
+        return room // (threads * self._shared_length(phase) * self._bytes_shared(phase))
+
+    def _shared_tier(
+        self, phase: Rows, threads: int, ctas: int, cluster: int, chunks: int
+    ) -> _Tier:
+        """Any number of rows of so many vectors a thread."""
+        length, ctas = self._shared_length(phase), max(ctas // self._words, 1)
+        schedule = LoopSchedule(
+            length, threads // WARP, chunks, threads, ctas, cluster, shared=True
+        )
+        keepers = "shared memory" if cluster == 1 else f"the shared memory of {cluster} CTAs"
+        kept = f"a row of up to {schedule.row_capacity} elements in {keepers}"
+        return _Tier(None, schedule, f"{kept}, {_residents(schedule)}")
+
+    def _fitting_tier(self, phase: Rows, longest: int | None) -> _Tier | None:
+        """The schedule of any number of rows that shared memory keeps; None if it does not."""
+        if longest is None or not self._bytes_shared(phase):
+            return None
+        vectors = longest // self._shared_length(phase)
+        for cluster in _SHARED_CLUSTERS:
+            for threads, ctas in _SHARED_FORMS:
+                chunks = max(-(-vectors // (cluster * threads)), 1)
+                if chunks <= self._most_shared(phase, threads, ctas):
+                    return self._shared_tier(phase, threads, ctas, cluster, chunks)
+        return None
+
+    def _shared_by_few(self, phase: Rows, longest: int | None, cluster: int) -> LoopSchedule | None:
+        """The schedule of a few rows that clusters keep in shared memory, those of any length as
+        far as there is room; None if they do not."""
+        if not self._bytes_shared(phase):
+            return None
+        chunks = most = self._most_shared(phase, _CLUSTER_THREADS, 1)
+        if longest is not None:
+            vectors = longest // self._shared_length(phase)
+            chunks = max(-(-vectors // (cluster * _CLUSTER_THREADS)), 1)
+        if chunks > most:
+            return None
+        return self._shared_tier(phase, _CLUSTER_THREADS, 1, cluster, chunks).schedule
 
     def _are_few(self, rows: Expr) -> bool:
         """Whether there are never more rows than warps that should share them."""

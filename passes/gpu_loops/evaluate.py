@@ -227,6 +227,17 @@ class Evaluator:
         there = arith.andi(condition, compare("ne", bytes_, 0))
         access.fetch(address, further, bytes_, there)
 
+    def hold(self, memory: Memory, offset: Expr, count: int, address: Value) -> None:
+        """In this scope, a vector is loaded from shared memory, where there is a copy of it.
+
+        Args:
+            memory: that it is of.
+            offset: of its first element, simplified.
+            count: its length.
+            address: of the copy, i32.
+        """
+        self.once(("held", memory.operand, offset, count), lambda: address)
+
     # Index values of bodies -----------------------------------------------------------------------
 
     def index_value(self, expr: Expr) -> Value:
@@ -322,15 +333,22 @@ class Evaluator:
     def _load_at(
         self, memory: Memory, offset: Expr, count: int, condition: Value | None, level: int | None
     ) -> list[Value]:
+        place = (memory.operand, offset, count)
+
         def build() -> list[Value]:
-            address, further = self.address(memory, offset)
+            address, further = self._held(place) or self.address(memory, offset)
             return access.load(address, further, memory.element, count, condition)
 
-        key = ("load", memory.operand, offset, count, condition)
+        key = ("load", *place, condition)
         if level is None:
             return self._once_values(key, build)
         found: list[Value] = self.indexer.at_level(level, key, build)
         return found
+
+    def _held(self, place: tuple[int, Expr, int]) -> tuple[Value, int] | None:
+        """The address of a vector's copy in shared memory, if there is one."""
+        key = ("held", *place)
+        return next(((known[key], 0) for known in self._known if key in known), None)
 
     def _start(self, memory: Memory, offset: Expr) -> Expr | None:
         """The offset of the vector that an element is of, if it can be moved at once."""

@@ -27,6 +27,7 @@ from shapejit.passes.gpu_loops.problem import (
 from shapejit.passes.gpu_loops.reduce import Reduction
 from shapejit.passes.gpu_loops.row_choice import choose_row_op
 from shapejit.passes.gpu_loops.row_ops import RowOp, Scan, Sort, row_op_of, row_op_problem
+from shapejit.passes.gpu_loops.row_reads import own_rows
 from shapejit.passes.gpu_loops.rows import emit_rows, rows_units
 from shapejit.passes.gpu_loops.scans import check_units, emit_scan, scan_units
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
@@ -36,7 +37,7 @@ from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.function import KernelFunction
 from shapejit.passes.nvgpu.lowering import emit_behind
 from shapejit.passes.nvgpu.target import Architecture
-from shapejit.symbolic import Expr
+from shapejit.symbolic import Expr, product
 from shapejit.symbolic.expr import ZERO
 
 _UNITS: dict[type[Any], Callable[[Any, LoopSchedule], Expr]] = {
@@ -139,7 +140,7 @@ def lower(
     del constant_weights
     schedule = LoopSchedule.parse(variant)
     problem, found = _checked(kernel)
-    _check_fit(found, schedule)
+    _check_fit(problem, found, schedule)
     name = f"{ir.StringAttr(kernel.attributes['sym_name']).value}__{schedule}"
 
     def emit() -> KernelInterface:
@@ -159,7 +160,9 @@ def lower(
     return emit_behind(kernel, emit)
 
 
-def _check_fit(found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> None:
+def _check_fit(
+    problem: LoopProblem, found: Sequence[Phase | RowOp], schedule: LoopSchedule
+) -> None:
     """Refuses a schedule that a phase cannot have.
 
     Raises:
@@ -170,11 +173,37 @@ def _check_fit(found: Sequence[Phase | RowOp], schedule: LoopSchedule) -> None:
             check_sort(phase, schedule)
     if schedule.units:
         check_units(found, schedule)
+    if schedule.shared:
+        _check_shared(problem, found, schedule)
     warps = schedule.threads // 32
     if any(isinstance(phase, Columns) for phase in found) and schedule.vector > warps:
         raise LoweringError(
             f"reduces blocks of {schedule.vector * 32} columns with {schedule.threads} threads; "
             "there is at least a thread a column"
+        )
+
+
+def _check_shared(
+    problem: LoopProblem, found: Sequence[Phase | RowOp], schedule: LoopSchedule
+) -> None:
+    """Refuses rows in shared memory where there are none, or too long ones.
+
+    Raises:
+        LoweringError: there are.
+    """
+    [phase, *others] = found
+    if isinstance(phase, Rows) and any(
+        (size := (product(columns) // schedule.vector).constant) is not None
+        and size * schedule.vector > schedule.row_capacity
+        for columns in phase.columns
+    ):
+        raise LoweringError(
+            f"has the variant {schedule}, which has no room for its rows in shared memory"
+        )
+    if others or not isinstance(phase, Rows) or not own_rows(problem, phase, schedule.vector):
+        raise LoweringError(
+            f"has the variant {schedule}, which keeps rows in shared memory, and reads no rows "
+            "that lie side by side in blocks of 16 bytes"
         )
 
 

@@ -55,15 +55,17 @@ class Way:
 
     Attributes:
         length: of vectors.
-        chunks: vectors that a thread keeps; 0 to read the row again in each pass.
+        chunks: vectors that a thread keeps in registers; 0 to load the row again in each pass.
         lane: counts the elements of vectors.
         start: of rows that are cut, the offset of a row's first element over the row dims.
+        shared: whether the row lies in shared memory.
     """
 
     length: int
     chunks: int
     lane: Expr
     start: Expr | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ vectors, some elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shapejit.passes.gpu_loops.access import MAX_BYTES
 from shapejit.passes.gpu_loops.alignment import Access, Alignment, alignment
 from shapejit.passes.gpu_loops.phases import Rows
-from shapejit.passes.gpu_loops.problem import Loop, LoopProblem, Read
+from shapejit.passes.gpu_loops.problem import Indices, Loop, LoopProblem, Memory, Read
 from shapejit.passes.nvgpu.memory import bytes_of
 from shapejit.symbolic import Expr, Ranges
 
@@ -49,6 +50,52 @@ def is_shared(read: Read, rows: int) -> bool:
 def loads_shared_ahead(problem: LoopProblem, phase: Rows, kept: int) -> bool:
     """Whether threads that keep so many elements of a row load with it what all rows share."""
     return kept * shared_inputs(problem, phase) <= _MOST_SHARED
+
+
+# What a row has of its own ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """A row of a tensor in memory, side by side, that is not another row's too.
+
+    Attributes:
+        memory: the tensor.
+        indices: of an element, over the row dims and the only column dim.
+    """
+
+    memory: Memory
+    indices: Indices
+
+    def offset(self, dims: Indices) -> Expr:
+        """The offset of an element."""
+        replaced = dict(enumerate(dims))
+        return self.memory.offset([index.substitute(dims=replaced) for index in self.indices])
+
+
+def own_rows(problem: LoopProblem, phase: Rows, length: int) -> list[OwnRow]:
+    """What is read of rows that are whole blocks of 16 bytes in vectors of a length."""
+    if len(phase.columns) != 1 or len(phase.columns[0]) != 1:
+        return []
+    rows = len(phase.rows)
+    found: dict[tuple[Memory, Expr], OwnRow] = {}
+    for loop in loops_of(problem, phase):
+        if len(loop.space) != rows + 1:
+            continue
+        ranges = Ranges(None, list(loop.space))
+        for read in loop.reads:
+            memory = problem.inputs.get(read.tensor)
+            if memory is None or length * bytes_of(memory.element) % MAX_BYTES:
+                continue
+            offset = ranges.simplify(memory.offset(read.indices))
+            if offset.stride(rows) == 1 and not (rows and is_shared(read, rows)):
+                found.setdefault((memory, offset), OwnRow(memory, read.indices))
+    return list(found.values())
+
+
+def passes_over(phase: Rows) -> int:
+    """How often a row is passed over."""
+    return sum(stage.columns is not None for stage in phase.stages) + bool(phase.stores)
 
 
 # Vectors ------------------------------------------------------------------------------------------

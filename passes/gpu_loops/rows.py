@@ -5,7 +5,7 @@
 A team (a warp, a CTA, or a cluster of them) takes a row at a time. Where its length allows, every
 thread has a fixed set of the row's vectors: the passes are emitted one after the other without
 loops, and what one loads or computes stays in registers for the next. Else each pass is a loop that
-reads it again.
+loads it again, from shared memory if the schedule says so and the row has room there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlir.dialects import arith
+from mlir.dialects import arith, gpu
 
-from shapejit.passes.gpu_loops.access import MAX_BYTES
 from shapejit.passes.gpu_loops.alignment import Alignment
 from shapejit.passes.gpu_loops.bodies import compute_type
 from shapejit.passes.gpu_loops.emission import Emission
@@ -24,22 +23,22 @@ from shapejit.passes.gpu_loops.phases import Rows, Stage
 from shapejit.passes.gpu_loops.problem import (
     Indices,
     Loop,
-    Memory,
     Write,
 )
 from shapejit.passes.gpu_loops.reduce import Reduction
 from shapejit.passes.gpu_loops.row_chunks import Chunk, Cut, Way
+from shapejit.passes.gpu_loops.row_memory import STEP, Part, Places, RowMemory
 from shapejit.passes.gpu_loops.row_reads import (
     cut_alignment,
     is_shared,
     loads_shared_ahead,
     loops_of,
+    own_rows,
     row_start,
     rows_alignment,
 )
 from shapejit.passes.gpu_loops.schedule import WARP, LoopSchedule
-from shapejit.passes.nvgpu.builder import Num, Value, add, compare
-from shapejit.passes.nvgpu.memory import bytes_of
+from shapejit.passes.nvgpu.builder import Num, Value, add, compare, constant, integer, xor
 from shapejit.symbolic import Expr, product
 
 # Elements of a row that a thread keeps at most where they are not side by side.
@@ -78,6 +77,21 @@ class _Option:
     start: Expr | None = None
 
 
+@dataclass
+class _Current:
+    """The row that lies in shared memory.
+
+    Attributes:
+        row: its indices.
+        part: this CTA's vectors.
+        phase: which the first pass waits for; None behind it.
+    """
+
+    row: Indices
+    part: Part
+    phase: Value | None
+
+
 _Visit = Callable[[Sequence[Chunk], list[Value]], list[Value]]
 
 
@@ -92,6 +106,11 @@ class _Rows:
         )
         self._first, self._step = emission.grid_stride(_teams(schedule), emission.threads.warp)
         self._cut: Cut | None = None
+        self._shared: RowMemory | None = None
+        if schedule.shared:
+            own = own_rows(emission.problem, phase, schedule.vector)
+            self._shared = RowMemory(emission, own)
+        self._current: _Current | None = None
         self._memories = {
             stage: emission.shared(bytes_)
             for stage in phase.stages
@@ -114,7 +133,14 @@ class _Rows:
         problem, phase, schedule = self._emission.problem, self._phase, self._schedule
         aligned = cut_alignment(problem, phase, schedule.vector)
         if aligned.length > 1:
-            return [_Option(aligned, schedule.chunks, row_start(problem, phase))]
+            start = row_start(problem, phase)
+            ways = [_Option(aligned, schedule.chunks, start)]
+            known = all(product(columns).constant is not None for columns in phase.columns)
+            if schedule.shared and not known:
+                ways.append(_Option(aligned, 0, start))  # of few rows some may be longer
+            return ways
+        if schedule.shared:
+            return []
         singles = schedule.row_capacity // self._team.size
         return [_Option(Alignment(1), singles)] if 0 < singles <= _MOST_SINGLE else []
 
@@ -132,7 +158,8 @@ class _Rows:
 
         def emit() -> None:
             with self._emission.aligned(option.aligned), self._evaluator.inside():
-                self._rows(Way(length, chunks, self._emission.lanes(length), option.start))
+                lane, shared = self._emission.lanes(length), bool(chunks and self._shared)
+                self._rows(Way(length, chunks, lane, option.start, shared))
 
         if not conditions or not rest:
             emit()
@@ -145,27 +172,98 @@ class _Rows:
     def _rows(self, way: Way) -> None:
         count = product(self._phase.rows)
 
-        def body(index: Expr, _: list[Value]) -> Sequence[Value]:
+        def body(index: Expr, phases: list[Value]) -> Sequence[Value]:
             # What all rows share is in the first-level cache from the first row on. Loaded before
             # the loop it would make the first row, often the only one, wait for it.
             with self._evaluator.inside():
                 row = self._indexer.spread(index, self._phase.rows)
                 self._cut = None if way.start is None else self._cut_row(row, way)
                 self._load_ahead(row, way)
+                following = add(self._indexer.ssa(index), self._step)
                 if self._schedule.fetches:
-                    self._fetch(add(self._indexer.ssa(index), self._step), count)
+                    self._fetch(following, count)
+                if way.shared:
+                    self._current = self._await(row, way, phases[0])
                 self._row(row, way)
-            return ()
+                if way.shared:
+                    self._copy(following, count, way)
+            return [xor(phase, constant(1, integer(1))) for phase in phases]
 
         if self._schedule.fetches and not way.chunks:
             self._fetch(self._first, count)  # a row that is long comes sooner so
+        phases = []
+        if way.shared:
+            self._copy(self._first, count, way)
+            phases = [constant(0, integer(1))]
         limit = self._indexer.value(count)
-        self._indexer.loop(self._first, limit, body, step=self._step, size=count)
+        self._indexer.loop(self._first, limit, body, step=self._step, size=count, init=phases)
+
+    # Rows in shared memory ------------------------------------------------------------------------
+
+    def _copy(self, number: Num, count: Expr, way: Way) -> None:
+        """Starts to copy a row to shared memory, if there is one of the number."""
+        assert self._shared is not None
+        condition = compare("slt", self._emission.ssa(number), self._indexer.value(count))
+        [columns] = self._phase.columns
+
+        def row() -> tuple[Indices, Part, Places]:
+            variable = self._indexer.variable(self._emission.ssa(number), count)
+            indices = self._indexer.spread(variable, self._phase.rows)
+            cut = None if way.start is None else Cut.at(self._emission, indices, columns[0], way)
+            part = self._part_of(cut, columns, way)
+            return indices, part, lambda at: self._vector(at, columns, way, cut, None)
+
+        self._shared.start(condition, row)
+
+    def _await(self, row: Indices, way: Way, phase: Value) -> _Current:
+        """The current row, whose ends are on their way to registers."""
+        [columns] = self._phase.columns
+        for chunk in () if self._cut is None else self._cut.kept:
+            for loop in loops_of(self._emission.problem, self._phase):
+                if loop.space[len(row) :] == columns:
+                    self._prefetch(loop, (*row, *chunk.columns), chunk)
+        return _Current(row, self._part_of(self._cut, columns, way), phase)
+
+    def _part_of(self, cut: Cut | None, columns: Indices, way: Way) -> Part:
+        if cut is not None:
+            return Part.of(self._emission, cut.vectors)
+        return Part.of(self._emission, self._indexer.value(self._vectors(columns, way)))
+
+    def _shared_loop(
+        self, columns: Indices, way: Way, visit: _Visit, empty: Sequence[Value]
+    ) -> list[Value]:
+        """Visits this thread's vectors of the CTA's part."""
+        current, memory, size = self._current, self._shared, self._schedule.threads
+        assert current is not None and memory is not None
+        part, phase = current.part, current.phase
+        current.phase = None
+
+        def body(index: Expr, totals: list[Value]) -> Sequence[Value]:
+            with self._evaluator.scope():
+                if phase is not None:
+                    memory.wait(self._indexer.ssa(index), phase)
+                chunks = []
+                for number in range(STEP):
+                    here = index + number * size
+                    place = self._indexer.ssa(here)
+                    condition = compare("slt", place, part.count) if number else None
+                    chunk = self._vector(part.first + here, columns, way, self._cut, condition)
+                    memory.hold(current.row, chunk, place)
+                    chunks.append(chunk)
+                return visit(chunks, totals)
+
+        first = self._emission.index(self._emission.threads.thread)
+        vectors = self._vectors(columns, way)
+        return self._indexer.loop(
+            first, part.count, body, size=vectors, step=size * STEP, init=list(empty)
+        )
+
+    # Registers ------------------------------------------------------------------------------------
 
     def _cut_row(self, row: Indices, way: Way) -> Cut:
         [[columns]] = self._phase.columns
         cut, size = Cut.at(self._emission, row, columns, way), self._team.size
-        for number in range(way.chunks):
+        for number in range(0 if way.shared else way.chunks):
             index = self._member + number * size
             condition = compare("slt", self._indexer.ssa(index), cut.vectors)
             cut.kept.append(cut.vector(index, condition))
@@ -200,30 +298,10 @@ class _Rows:
         row = self._indexer.spread(
             self._indexer.variable(self._emission.ssa(number), count), self._phase.rows
         )
-        for memory, offset in self._own_rows(row, columns):
-            self._evaluator.fetch(memory, offset, columns, condition)
-
-    def _own_rows(self, row: Indices, columns: Expr) -> list[tuple[Memory, Expr]]:
-        """Tensors at addresses that are multiples of 16 of which a row is side by side in memory,
-        and is not another row's too; with the offset of its first element."""
-        found: dict[tuple[Memory, Expr], None] = {}
-        inputs, rows = self._emission.problem.inputs, len(row)
-        column = self._indexer.variable(None, columns, level=0)
-        replaced = dict(enumerate((*row, column)))
-        assert column.dim_index is not None
-        for loop in loops_of(self._emission.problem, self._phase):
-            if len(loop.space) != rows + 1:
-                continue
-            for read in loop.reads:
-                memory = inputs.get(read.tensor)
-                if memory is None or memory.operand not in self._evaluator.aligned:
-                    continue
-                indices = [index.substitute(dims=replaced) for index in read.indices]
-                offset = self._indexer.simplify(memory.offset(indices))
-                whole = self._schedule.vector * bytes_of(memory.element) % MAX_BYTES == 0
-                if whole and offset.stride(column.dim_index) == 1 and not is_shared(read, rows):
-                    found[memory, offset.substitute(dims={column.dim_index: 0})] = None
-        return list(found)
+        for own in own_rows(self._emission.problem, self._phase, self._schedule.vector):
+            if own.memory.operand in self._evaluator.aligned:
+                first = self._indexer.simplify(own.offset((*row, Expr.const(0))))
+                self._evaluator.fetch(own.memory, first, columns, condition)
 
     def _row(self, row: Indices, way: Way) -> None:
         for stage in self._phase.stages:
@@ -236,8 +314,11 @@ class _Rows:
             by_columns.setdefault(loop.space[len(row) :], []).append((loop, position))
         for columns, stores in by_columns.items():
             self._stores(stores, columns, row, way)
+        # The next row reuses the shared memory.
         if len(self._memories) == 1:
-            self._team.synchronize()  # the next row reuses the shared memory
+            self._team.synchronize()
+        elif way.shared:
+            gpu.barrier()
 
     # Stages ---------------------------------------------------------------------------------------
 
@@ -361,14 +442,21 @@ class _Rows:
         """Visits the vectors of this thread in a row; what it gives for no vectors is `empty`."""
         chunks = self._chunks(columns, way)
         if chunks is None:
-            return self._loop(columns, way, visit, empty)
+            emit = self._shared_loop if way.shared else self._loop
+            totals = emit(columns, way, visit, empty)
+            if self._cut is None:
+                return totals
+            with self._evaluator.scope():
+                return visit(self._cut.kept, totals)
         return visit(chunks, []) if chunks else list(empty)
 
     def _vectors(self, columns: Indices, way: Way) -> Expr:
         return self._indexer.simplify(product(columns) // way.length)
 
     def _chunks(self, columns: Indices, way: Way) -> list[Chunk] | None:
-        """The thread's vectors of a row that it keeps; None if it does not keep them."""
+        """The thread's vectors of a row that it keeps in registers; None if it does not."""
+        if way.shared:
+            return None
         if self._cut is not None:
             return self._cut.kept if way.chunks else None
         vectors = self._vectors(columns, way)
@@ -395,7 +483,9 @@ class _Rows:
         self, columns: Indices, way: Way, visit: _Visit, empty: Sequence[Value]
     ) -> list[Value]:
         size, vectors = self._team.size, self._vectors(columns, way)
-        elements = _AHEAD // (2 if self._schedule.threads == _MANY_THREADS else 1)
+        # Threads of rows in shared memory have 64, too.
+        few = self._schedule.threads == _MANY_THREADS or self._schedule.shared
+        elements = _AHEAD // (2 if few else 1)
         ahead = min(max(elements // way.length, 1), _VECTORS_AHEAD)
         cut = self._cut
         limit = self._indexer.value(vectors) if cut is None else cut.vectors
@@ -408,21 +498,21 @@ class _Rows:
                     condition = None
                     if number:
                         condition = compare("slt", self._indexer.ssa(here), limit)
-                    if cut is not None:
-                        chunks.append(cut.vector(here, condition))
-                        continue
-                    place = self._place(here, columns, way)
-                    chunks.append(Chunk(place, condition, way.length, way.lane))
+                    chunks.append(self._vector(here, columns, way, cut, condition))
                 return visit(chunks, totals)
 
         first: Num = self._indexer.ssa(self._member)
-        totals = self._indexer.loop(
+        return self._indexer.loop(
             first, limit, body, size=vectors, step=size * ahead, init=list(empty)
         )
-        if cut is None:
-            return totals
-        with self._evaluator.scope():
-            return visit(cut.kept, totals)
+
+    def _vector(
+        self, number: Expr, columns: Indices, way: Way, cut: Cut | None, condition: Value | None
+    ) -> Chunk:
+        """A vector of a row by its number."""
+        if cut is not None:
+            return cut.vector(number, condition)
+        return Chunk(self._place(number, columns, way), condition, way.length, way.lane)
 
     def _place(self, index: Expr, columns: Indices, way: Way) -> Indices:
         """The column indices of a vector's elements."""

@@ -11,6 +11,7 @@ A schedule says nothing about sizes, but for how much of a row is kept in regist
     loops_v8_w8_k2_t256_c4         8 warps a row
     loops_v8_w8_k2_t256_c4_next    the same; the next row comes to the second-level cache meanwhile
     loops_v4_w32_k0_t1024_c1_x8    a cluster of 8 CTAs a row
+    loops_v8_w16_k13_t512_c2_shared    16 warps a row, which lies in shared memory
     loops_v4_w16_k4_t512_c2_units  a scan whose rows are cut into units of 4 vectors a thread, which
                                    any CTA takes
     loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
@@ -25,7 +26,8 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 _NAME = re.compile(
     r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
-    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<fetches>_next)?(?P<units>_units)?(?P<wide>_wide)?"
+    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<shared>_shared)?(?P<fetches>_next)?"
+    r"(?P<units>_units)?(?P<wide>_wide)?"
 )
 
 WARP = 32
@@ -46,6 +48,7 @@ class LoopSchedule:
         threads: of a CTA.
         ctas: that a multiprocessor holds at once.
         cluster: CTAs that share a row, a power of 2; each row then takes all warps of each of them.
+        shared: whether rows are kept in shared memory instead, a CTA's part of a row at a time.
         fetches: whether a row that is kept has the next one of its team fetched into the
             second-level cache, so that memory works on while rows are computed.
         units: whether all CTAs share the rows of a scan; `chunks` are then a thread's of a unit.
@@ -58,18 +61,20 @@ class LoopSchedule:
     threads: int = 256
     ctas: int = 4
     cluster: int = 1
+    shared: bool = False
     fetches: bool = False
     units: bool = False
     wide: bool = False
 
     @property
     def row_capacity(self) -> int:
-        """Elements of a row that registers hold."""
+        """Elements of a row that are kept."""
         return self.vector * self.chunks * self.warps * WARP * self.cluster
 
     def __str__(self) -> str:
         text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
         text += f"_x{self.cluster}" if self.cluster > 1 else ""
+        text += "_shared" if self.shared else ""
         text += "_next" if self.fetches else ""
         text += "_units" if self.units else ""
         return text + ("_wide" if self.wide else "")
@@ -94,6 +99,7 @@ class LoopSchedule:
             threads=int(match["threads"]),
             ctas=int(match["ctas"]),
             cluster=int(match["cluster"] or 1),
+            shared=match["shared"] is not None,
             fetches=match["fetches"] is not None,
             units=match["units"] is not None,
             wide=match["wide"] is not None,
@@ -127,6 +133,12 @@ class LoopSchedule:
             raise LoweringError(
                 f"has rows of {self.cluster} CTAs with {self.warps} warps of each in its schedule; "
                 f"up to {_MAX_CLUSTER} CTAs share a row, with all of their warps"
+            )
+        if self.shared and (not self.chunks or self.warps * WARP != self.threads):
+            raise LoweringError(
+                f"has rows of {self.chunks} vectors a thread in shared memory, by {self.warps} "
+                f"warps of CTAs of {self.threads} threads; there is at least a vector, and all "
+                "warps share a row"
             )
         if self.ctas < 1:
             raise LoweringError("has no CTA on a multiprocessor in its schedule")

@@ -79,6 +79,20 @@ class _Body:
         return "\n".join(self.lines)
 
 
+def sums(reduced: int) -> str:
+    """IR of sums of [s0, s1] of f32 over a dim."""
+    x, kept = tensor("f32", "s0", "s1"), 1 - reduced
+    y, at, out = tensor("f32", f"s{kept}"), access(2, "d0, d1"), access(2, f"d{kept}")
+    return f"""
+        shapejit.kernel @k symbols 2 (%x: {x}) {{
+          %y = shapejit.loop over [s0, s1] ins(%x at {at} : {x}) outs(add {out} : {y}) {{
+          ^bb0(%v: f32):
+            shapejit.yield %v : f32
+          }}
+          shapejit.yield %y : {y}
+        }}"""
+
+
 def layer_norm(element: str, width: Size, *, residual: bool = False) -> Sample:
     """Layer norm over rows of a width, after an addition if there is a residual."""
     x, vector = tensor(element, "s0", width), tensor(element, width)

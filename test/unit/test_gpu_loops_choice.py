@@ -8,11 +8,12 @@ import pytest
 
 from reference import sass
 from shapejit.gpu.interface import Pointer, Size
+from shapejit.passes.buckets.device import H200
 from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.symbolic import Expr
 from unit import gpu_loop_samples as samples
-from unit.gpu_loop_samples import FLOATS, Sample
+from unit.gpu_loop_samples import FLOATS, Sample, sums
 from unit.simulated_loops import GpuKernel, Ranges
 
 
@@ -25,7 +26,13 @@ def schedule(sample: Sample, sizes: Ranges | None = None) -> LoopSchedule:
 
 
 @pytest.mark.parametrize(
-    "text", ["loops_v8_w1_k0_t256_c4", "loops_v1_w32_k16_t1024_c1_wide", "loops_v16_w4_k1_t128_c8"]
+    "text",
+    [
+        "loops_v8_w1_k0_t256_c4",
+        "loops_v1_w32_k16_t1024_c1_wide",
+        "loops_v16_w4_k1_t128_c8",
+        "loops_v8_w16_k13_t512_c2_x4_shared_next_wide",
+    ],
 )
 def test_text_of_a_schedule(text: str) -> None:
     assert str(LoopSchedule.parse(text)) == text
@@ -41,6 +48,8 @@ def test_text_of_a_schedule(text: str) -> None:
         ("loops_v1_w1_k0_t2048_c1", "multiples of 32 up to 1024"),
         ("loops_v1_w4_k0_t256_c4", "rows of 4 warps in CTAs of 256 threads; rows that several"),
         ("loops_v1_w1_k0_t256_c0", "no CTA on a multiprocessor"),
+        ("loops_v8_w8_k0_t256_c4_shared", "rows of 0 vectors a thread in shared memory"),
+        ("loops_v8_w1_k4_t256_c4_shared", "1 warps of CTAs of 256 threads; there is at least a"),
     ],
 )
 def test_what_is_no_schedule(text: str, message: str) -> None:
@@ -75,14 +84,52 @@ def test_rows_stay_in_registers(width: int, expected: tuple[int, int, int]) -> N
     assert chosen.row_capacity >= width
 
 
-def test_rows_too_long_for_registers_are_read_again() -> None:
-    kernel = GpuKernel(samples.layer_norm("bf16", 65536).text)
+def test_rows_too_long_for_registers_lie_in_shared_memory() -> None:
+    kernel = GpuKernel(samples.layer_norm("bf16", 50257).text)
     chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
-    assert chosen[-1].chunks == 0
-    # Few of them are shared by clusters, whose registers hold them.
-    assert [each.cluster for each in chosen] == [16, 8, 4, 1]
-    assert chosen[0].row_capacity >= 65536
+    assert (chosen[-1].shared, chosen[-1].ctas, chosen[-1].cluster) == (True, 2, 1)
+    # Few of them are shared by clusters, whose registers hold them if there are enough CTAs.
+    assert [(each.cluster, each.shared) for each in chosen[:-1]] == [
+        (16, False),
+        (8, False),
+        (4, True),
+    ]
+    assert all(each.row_capacity >= 50256 for each in chosen)
     assert [bucket[:2] for bucket in kernel.buckets][:2] == [((0,), (8,)), ((9,), (16,))]
+
+
+@pytest.mark.parametrize(
+    ("element", "width", "expected"),
+    [
+        ("bf16", 16384, (256, 4, 1)),
+        ("bf16", 32000, (512, 2, 1)),
+        ("bf16", 50258, (512, 2, 1)),  # cut: only vectors of two start where rows do
+        ("f32", 32000, (512, 2, 2)),
+        ("f32", 128256, (512, 2, 8)),
+        ("f64", 16384, (512, 1, 2)),  # twice the registers
+    ],
+)
+def test_as_many_ctas_as_it_takes_keep_a_row(
+    element: str, width: int, expected: tuple[int, int, int]
+) -> None:
+    kernel = GpuKernel(samples.softmax(element, width).text, sizes={0: (5000, 5000), 1: (0, 0)})
+    [chosen] = [LoopSchedule.parse(variant) for variant in kernel.variants]
+    assert chosen.shared
+    assert (chosen.threads, chosen.ctas, chosen.cluster) == expected
+    [resources] = kernel.assemble().resources.values()
+    assert not resources.spill_store_bytes
+    of_each = kernel.interface.shared_bytes + resources.shared_bytes + H200.shared_reserved
+    assert chosen.ctas * of_each <= H200.shared_bytes
+
+
+def test_rows_that_are_read_once_need_no_shared_memory() -> None:
+    kernel = GpuKernel(sums(1), sizes={0: (5000, 5000), 1: (1, 1 << 20)})
+    assert not any(LoopSchedule.parse(variant).shared for variant in kernel.variants)
+
+
+def test_rows_beyond_all_shared_memory_are_read_again() -> None:
+    kernel = GpuKernel(samples.layer_norm("f32", 1 << 20).text)
+    assert {LoopSchedule.parse(variant).chunks for variant in kernel.variants} == {0}
 
 
 def test_rows_of_unknown_length_have_variants_by_length() -> None:
@@ -91,16 +138,32 @@ def test_rows_of_unknown_length_have_variants_by_length() -> None:
     assert [bucket[:2] for bucket in kernel.buckets] == [
         ((1, 1), (1024, 5000)),
         ((1025, 1), (8192, 5000)),
-        ((8193, 1), (None, 8)),
-        ((8193, 9), (None, 16)),
-        ((8193, 17), (None, 33)),
-        ((8193, 34), (None, 5000)),
+        *(
+            ((lower, fewest), (upper, most))
+            for lower, upper in ((8193, 26624), (26625, 53248), (53249, 106496))
+            for fewest, most in ((1, 8), (9, 16), (17, 33), (34, 5000))
+        ),
+        ((106497, 1), (425984, 8)),
+        ((106497, 9), (425984, 5000)),
+        ((425985, 1), (None, 8)),
+        ((425985, 9), (None, 16)),
+        ((425985, 17), (None, 33)),
+        ((425985, 34), (None, 5000)),
     ]
     chosen = [LoopSchedule.parse(variant) for variant in kernel.variants]
-    assert [each.warps for each in chosen] == [1, 8, 16, 16, 16, 16]
     assert [each.row_capacity for each in chosen[:2]] == [1024, 8192]
-    assert all(each.chunks == 0 for each in chosen[2:])
-    assert [each.cluster for each in chosen[2:]] == [16, 8, 4, 1]
+    # Of few rows one variant serves all lengths; of many the longest are read again.
+    assert len(set(kernel.variants)) == 10
+    assert all(each.shared for each in chosen[2:-1])
+    assert (chosen[-1].chunks, chosen[-1].shared) == (0, False)
+    assert [each.cluster for each in chosen[2:6]] == [16, 8, 4, 1]
+
+
+def test_all_rows_of_a_variant_have_room() -> None:
+    kernel = GpuKernel(samples.softmax("bf16").text, sizes={0: (34, 5000), 1: (1, None)})
+    for _, (longest, *_), variant, _ in kernel.buckets[:-1]:
+        assert longest is not None
+        assert LoopSchedule.parse(variant).row_capacity >= longest
 
 
 def test_bounds_of_a_length_bound_the_variants() -> None:
@@ -192,7 +255,7 @@ def test_no_spills_and_no_warnings(name: str) -> None:
 )
 def test_softmax_does_not_spill(element: str, bounds: tuple[int, int | None]) -> None:
     sizes: Ranges = {0: (0, None), 1: bounds}
-    for variant in GpuKernel(samples.softmax(element).text, sizes=sizes).variants:
+    for variant in set(GpuKernel(samples.softmax(element).text, sizes=sizes).variants):
         kernel = GpuKernel(samples.softmax(element).text, variant)
         [resources] = kernel.assemble().resources.values()
         # With indices of 64 bits a word of rows that are read again has no register. One CTA a

@@ -353,6 +353,22 @@ class Warp:
 
         self.cta.machine.later(copy)
 
+    def global_copy(self, target: int, source: int, size: int, barrier: int) -> None:
+        """cp.async.bulk from global memory to this CTA's shared memory."""
+        self._require_one_lane("a bulk copy")
+        if self._owner(target) is not self.cta or self._owner(barrier) is not self.cta:
+            raise SimulationError("a bulk copy addressed to another CTA")
+        if not size or target % 16 or source % 16 or size % 16:
+            raise SimulationError("a bulk copy of no bytes, or one that is misaligned")
+        first, steps = np.uint64(source), np.arange(size, dtype=np.uint64)
+
+        def copy() -> None:
+            data = self.cta.machine.memory.load(first + steps, 1)
+            self.cta.shared.async_store(target % WINDOW + steps, data.reshape(-1, 1))
+            self.cta.shared.barrier(barrier % WINDOW).complete(size)
+
+        self.cta.machine.later(copy)
+
     def commit_bulk(self) -> None:
         groups = self._groups()
         groups.closed.append(groups.open)

@@ -377,6 +377,11 @@ def _copy(state: _State, parts: Sequence[str], *operands: str) -> None:
         target, source, width, *size = operands
         count = state.get(size[0], np.uint32) if size else np.uint32(int(width))
         warp.copy_line(state.address(target), state.address(source), int(width), count)
+    elif parts[:4] == ("async", "bulk", "shared_cluster", "global"):
+        target, source, width, barrier = operands
+        places = [warp.one(state.address(each)) for each in (target, source, barrier)]
+        size = warp.one(state.get(width, np.uint32))
+        warp.global_copy(places[0], places[1], size, places[2])
     elif parts == ("async", "bulk", "prefetch", "L2", "global"):
         _fetch(state, *operands)
     else:
