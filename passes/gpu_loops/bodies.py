@@ -22,7 +22,7 @@ from mlir.dialects import arith
 from shapejit import ir as sir
 from shapejit.passes.gpu_loops import functions
 from shapejit.passes.gpu_loops.problem import Key, is_known
-from shapejit.passes.nvgpu import ptx
+from shapejit.passes.nvgpu import elementary, ptx
 from shapejit.passes.nvgpu.builder import Type, Value, constant, f32
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.problem import is_half
@@ -41,6 +41,15 @@ _UPSTREAM = frozenset(
         *("extsi", "extui", "trunci", "index_cast", "index_castui"),
     )
 )
+
+
+# What serves results of 16 bits: quotients within 2 units of the last place, and exponentials in
+# two instructions where those of f32 take twelve: softmax is bound by them else, not by memory.
+_SHORT: dict[str, Callable[..., Value]] = {
+    "arith.divf": ptx.divide,
+    "math.exp": elementary.exp_short,
+    "math.exp2": ptx.exp2_flushed,
+}
 
 
 class BodyContext(Protocol):
@@ -87,7 +96,7 @@ def emit_body(
         block: ends with ``shapejit.yield``.
         arguments: values of the block's arguments, in compute types.
         context: answers for indices, sizes and captured tensors.
-        short: whether quotients of f32 within 2 units of the last place will do.
+        short: whether functions of f32 need no more than the precision of results of 16 bits.
 
     Raises:
         LoweringError: see `check_body`.
@@ -118,8 +127,8 @@ def _emit(op: Any, operands: list[Value], context: BodyContext, short: bool) -> 
             return [context.index(ir.IntegerAttr(op.attributes["dim"]).value)]
         case "shapejit.size":
             return [context.size(map_exprs(op.attributes["expr"].value)[0])]
-    is_short = short and op.name == "arith.divf" and isinstance(operands[0].type, ir.F32Type)
-    rule = ptx.divide if is_short else _rule(op)
+    is_short = short and op.name in _SHORT and isinstance(operands[0].type, ir.F32Type)
+    rule = _SHORT[op.name] if is_short else _rule(op)
     results = context.once((sir.key(op), *operands), lambda: [rule(*operands)])
     if op.name == "arith.truncf" and isinstance(operands[0].type, ir.F32Type):
         context.remember_source(results[0], operands[0])

@@ -138,8 +138,8 @@ class LoopProblem:
     outputs: Mapping[Key, tuple[Memory, ...]]
     makers: Mapping[Key, tuple[Loop, int]] = field(init=False)
     short: bool = field(init=False)
-    """Whether f32 need not be divided to the last bit: all results have 16 bits, and no body looks
-    at single bits of its values, as rounding to integers or comparing does."""
+    """Whether f32 need not be right to the last bit: all results have 16 bits, and no body looks at
+    single bits of its values, as rounding to integers or comparing does."""
 
     def __post_init__(self) -> None:
         halves = all(is_half(m.element) for memories in self.outputs.values() for m in memories)

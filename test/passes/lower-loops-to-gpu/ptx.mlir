@@ -24,7 +24,7 @@
 // CHECK-SAME: st.shared.b32
 // CHECK-SAME: bar.sync
 // CHECK-SAME: ld.shared.b32
-// CHECK-SAME: ex2.approx.f32
+// CHECK-SAME: ex2.approx.ftz.f32
 // CHECK-SAME: bar.sync
 // CHECK-SAME: div.full.f32
 // CHECK-SAME: cvt.rn.bf16x2.f32
