@@ -108,9 +108,9 @@ def records_of(cell: Cell, arguments: argparse.Namespace, rng: random.Random) ->
     """What was measured of a shape, by provider."""
     providers = {"cublas": cell.cublas(), "shapejit": cell.dispatched()}
     if arguments.candidates:
-        marks = {"ieee": ("simt",), "tf32": ("simt", "tf32")}[cell.precision]
+        marks = {"ieee": ("simt", "tf32x3"), "tf32": ("simt", "tf32")}[cell.precision]
         for schedule in ALL_CANDIDATES:
-            if any(mark in str(schedule) for mark in marks):
+            if any(mark in str(schedule).split("_") for mark in marks):
                 providers[str(schedule)] = cell.scheduled(schedule)
     errors = {name: cell.error(calls) for name, calls in providers.items()}
     for name, error in errors.items():

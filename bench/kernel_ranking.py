@@ -83,7 +83,9 @@ def ranking(text: str, sizes: tuple[int, ...]) -> list[tuple[GemmSchedule, float
     kernel, problem = problem_at(text, sizes)
     if kernel.unaligned is not None:
         return []
-    candidates = worth_trying(candidates_for(kernel.traits, ALL_CANDIDATES, tf32=True), 1)
+    candidates = worth_trying(
+        candidates_for(kernel.traits, ALL_CANDIDATES, maps=True, rounds=True), 1
+    )
     model = CostModel(H200, fitting(H200, candidates, kernel.traits), kernel.traits)
     [times] = model.times(problem)
     pairs = zip(model.schedules, map(float, times), strict=True)

@@ -3,10 +3,10 @@
 
 """shapejit-unfold-convolutions: convolutions of float32 as products of gathered pixels.
 
-Why: most convolution kernels of GPUs multiply on tensor cores, which have no products of float32.
-What Winograd's algorithm does not compute (strides, other taps, few channels) is written as what it
-is: each output pixel is a row of the channels that its taps see, times the filters. The rows take
-``taps`` times the memory of the result's pixels.
+Why: convolution kernels of GPUs multiply on tensor cores, and of float32 only what TMA can read.
+The rest that Winograd's algorithm does not compute (other channels, computed filters) is written as
+what it is: each output pixel is a row of the channels that its taps see, times the filters. The
+rows take ``taps`` times the memory of the result's pixels.
 
 Before::
 
@@ -23,9 +23,9 @@ Channels and taps are one dim of the product in the order in which torch keeps f
 another order, such as those of transposed convolutions, are copied first.
 
 The pass runs before anything is fused. Convolutions of other types stay as they are, and so do
-depthwise ones, which have kernels of their own (`passes/nvgpu/conv/depthwise.py`). Of those that
-may round their factors to tf32 (`shapejit-round-factors`) those stay, too, whose factors TMA can
-read in im2col mode; it rounds them while it loads, for the tensor cores.
+depthwise ones, which have kernels of their own (`passes/nvgpu/conv/depthwise.py`), and those whose
+factors TMA can read in im2col mode: tensor cores multiply them rounded to tf32, where that is
+allowed (`shapejit-round-factors`), or as sums of two of tf32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shapejit import ir as sir
 from shapejit.pass_host import Pass, register_pass
 from shapejit.passes.analysis.accesses import accesses, space_of
 from shapejit.passes.analysis.pieces import BodyText, insert, map_text, space_text, type_text
-from shapejit.passes.analysis.precision import inherit_rounding, may_round
+from shapejit.passes.analysis.precision import inherit_rounding
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
@@ -61,7 +61,7 @@ class UnfoldConvolutions(Pass):
             for op in sir.operations(sir.body(function)):
                 if op.name != "shapejit.conv" or not _is_plain(op):
                     continue
-                if is_depthwise(op) or (may_round(op) and has_maps(op, function, divisors)):
+                if is_depthwise(op) or has_maps(op, function, divisors):
                     continue
                 unfold(op, facts)
 

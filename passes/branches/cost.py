@@ -124,7 +124,7 @@ class LaunchCosts:
         if schedule.family == "simt":
             return _SIMT_RATE
         efficiency = constants_of(self.device.name).tensor_efficiency
-        each = _OPERATIONS_PER_CYCLE / (2 if schedule.tf32 else 1)
+        each = _OPERATIONS_PER_CYCLE / (2 if schedule.tf32 else 6 if schedule.tf32x3 else 1)
         return 1e3 * efficiency * self.device.multiprocessors * self.device.clock_ghz * each
 
     def _product(self, name: str, kernel: Any, family: Family) -> GemmKernel:

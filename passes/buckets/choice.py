@@ -175,10 +175,10 @@ def _candidates(kernel: GemmKernel, options: ChoiceOptions) -> tuple[GemmSchedul
     """The schedules that can compute a kernel."""
     traits = kernel.traits
     if traits.element_bytes == 4:
-        maps = kernel.may_round and kernel.unaligned is None
-        found = candidates_for(traits, options.candidates, tf32=maps)
+        maps = kernel.unaligned is None
+        found = candidates_for(traits, options.candidates, maps=maps, rounds=kernel.may_round)
         found = worth_trying(found, traits.weights)
-        return found if kernel.on_cuda_cores else tuple(s for s in found if s.tf32)
+        return found if kernel.on_cuda_cores else tuple(s for s in found if s.of_floats)
     if kernel.unaligned is not None:
         return (kernel.fallback,)
     return worth_trying(candidates_for(traits, options.candidates), traits.weights)

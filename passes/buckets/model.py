@@ -36,7 +36,8 @@ from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.simt import cost as simt
 from shapejit.passes.nvgpu.simt.cost import partial_bytes
 from shapejit.passes.nvgpu.simt.tiling import Tiling
-from shapejit.passes.nvgpu.split_rule import LEAST_STAGES, lead
+from shapejit.passes.nvgpu.split_rule import LEAST_STAGES, PRODUCTS, lead
+from shapejit.passes.nvgpu.two_parts import part_bytes
 
 Bounds: TypeAlias = npt.NDArray[np.int8]
 
@@ -47,8 +48,14 @@ _ROWS: Final = 64
 _DEPTH_BYTES: Final = 32
 _ROWS_CYCLES: Final = 16
 
+# Of factors in two parts: until the first products of a stage run once those of the one before have
+# ended, and what a warp does of 64 rows meanwhile, in cycles of its scheduler.
+_PARTING: Final = 100
+_PARTING_ROWS: Final = 64
 # Accumulators of a thread, beside which addresses and the epilogue need room in 255 registers.
 _MAX_ACCUMULATORS: Final = 184
+# Columns of a tile that only one of the CTAs that share K can own.
+_GROUP: Final = 8
 # Static shared memory of a CTA, in bytes: its barriers.
 _STATIC: Final = 1024
 # More CTAs of a small tile on a multiprocessor would not have more bytes on their way.
@@ -141,8 +148,8 @@ def staging_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
     staged = schedule.consumers * _ROWS * line * 2
     if schedule.cluster_split == 1:
         return staged
-    # Every CTA of the cluster owns some groups of 8 columns and gets the others' sums of them.
-    part = -(-(columns // 8) // schedule.split)
+    # Every CTA of the cluster owns some groups of columns and gets the others' sums of them.
+    part = -(-(columns // _GROUP) // schedule.split)
     sums = part * traits.weights * schedule.consumers * 128 * 16
     return staged + (schedule.split - 1) * sums
 
@@ -173,14 +180,25 @@ def resident_ctas(device: Device, schedule: GemmSchedule, traits: GemmTraits) ->
         return simt.resident_ctas(tiling, traits.weights, shared, device.shared_bytes)
     sharers = 1 if schedule.turns or schedule.resident else schedule.consumers
     accumulators = schedule.rows * schedule.columns * traits.weights
+    if schedule.tf32x3:
+        accumulators *= 2  # of a stage, and the totals
     if accumulators > sharers * 128 * _MAX_ACCUMULATORS:
         return 0
     if schedule.family == "halo":
         other = _STATIC + staging_bytes(schedule, traits)
         return int(halo.fits(device, schedule, _halo(traits), other))
     shared = schedule.stages * stage_bytes(schedule, traits) + staging_bytes(schedule, traits)
+    shared += _lower_bytes(schedule, traits)
     fitting = device.shared_bytes // (shared + _STATIC + device.shared_reserved)
     return min(fitting, 1 if schedule.family in ("persistent", "swapped") else _MOST_CTAS)
+
+
+def _lower_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
+    """Bytes of what is cut off of the columns' factors, if they are in two parts."""
+    if not schedule.tf32x3:
+        return 0
+    operands = 1 if schedule.swapped else traits.weights
+    return part_bytes(schedule.columns, schedule.depth, operands)
 
 
 def fitting(
@@ -442,7 +460,12 @@ class _Columns:
         self.launch = np.maximum(c.launch + c.latency + first - hidden, 0.0)
         depth = column([s.depth for s in schedules])
         cycles = rows / _ROWS * depth * traits.element_bytes / _DEPTH_BYTES * traits.weights
-        cycles *= np.maximum(columns / 2, _ROWS_CYCLES + columns / 4)
+        in_parts = column([s.tf32x3 for s in schedules])
+        feed = np.where(in_parts, 0.0, _ROWS_CYCLES) + columns / 4
+        cycles *= np.where(in_parts, PRODUCTS, 1) * np.maximum(columns / 2, feed)
+        cycles += in_parts * _parting_cycles(
+            rows, columns, column([s.consumers for s in schedules])
+        )
         rate = 1e3 * device.clock_ghz * c.tensor_efficiency
         self._simt = np.array([[s.family == "simt"] for s in schedules])
         self._warps = column([4 * s.consumers for s in schedules])
@@ -453,9 +476,10 @@ class _Columns:
         cluster = column([s.cluster for s in schedules])
         # What all CTAs of a cluster ask for, for a stage of K.
         self.asked = cluster * loaded / self.cluster_split
-        stored = rows * columns * (traits.result_bytes + traits.extra_bytes)
+        owned = rows * columns * column([_owned_share(s) for s in schedules])
+        stored = rows * columns * traits.result_bytes + owned * traits.extra_bytes
         self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
-        cycles = rows * columns / ELEMENTS_PER_CYCLE * traits.body_cycles
+        cycles = owned / ELEMENTS_PER_CYCLE * traits.body_cycles
         self.epilogue += cycles / (1e3 * device.clock_ghz)
         partial = rows * columns * 4.0 * traits.weights
         splits = self.cluster_split - 1.0
@@ -469,6 +493,24 @@ class _Columns:
         slow = self._simt & (warps < simt.ENOUGH_WARPS)
         time: Array = self._multiply_step * np.where(slow, simt.FEW_WARPS_FACTOR, 1.0)
         return time
+
+
+def _owned_share(schedule: GemmSchedule) -> float:
+    """Of a tile, what the epilogue of a CTA has at most where those of a cluster share K."""
+    split = schedule.cluster_split
+    if schedule.family == "simt":
+        return 1 / split  # in rows
+    groups = schedule.columns // _GROUP
+    return -(-groups // split) / groups
+
+
+def _parting_cycles(rows: Array, columns: Array, consumers: Array) -> Array:
+    """Cycles of a stage in which the consumers of a tile, whose factors are in two parts, do not
+    keep the tensor cores busy: they part their rows' factors, add sums up, and wait for each other.
+    """
+    elements = rows * columns / (128 * consumers)
+    cycles: Array = _PARTING + consumers * (_PARTING_ROWS + elements)
+    return cycles
 
 
 def _factor(

@@ -80,8 +80,8 @@ def _check_family(problem: GemmProblem, schedule: GemmSchedule) -> None:
         raise LoweringError(
             f"multiplies matrices by the schedule {schedule}, which is for convolutions"
         )
-    if is_half(problem.element) == (schedule.family == "simt" or schedule.tf32):
-        rule = "simt and tf32 are for f32, the other schedules for bf16 and f16"
+    if is_half(problem.element) == (schedule.family == "simt" or schedule.of_floats):
+        rule = "simt, tf32 and tf32x3 are for f32, the other schedules for bf16 and f16"
         raise LoweringError(f"multiplies {problem.element} by the schedule {schedule}; {rule}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from shapejit.passes.nvgpu.builder import Num, Value, add, loop, mul
 from shapejit.passes.nvgpu.errors import LoweringError
@@ -19,6 +20,7 @@ from shapejit.passes.nvgpu.problem import GemmProblem, Matrix, lhs_matrix, weigh
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.shared import SharedMemory
+from shapejit.passes.nvgpu.two_parts import TwoPartProducts
 from shapejit.passes.nvgpu.wgmma import (
     ROWS,
     Multiplier,
@@ -50,8 +52,12 @@ def sides_of(
     Raises:
         LoweringError: TMA cannot read an operand.
     """
-    lhs = [lhs_matrix(problem)]
-    weights = [weight_matrix(problem, number) for number in range(len(problem.weights))]
+
+    def matrix(found: Matrix) -> Matrix:
+        return replace(found, rounds=not schedule.tf32x3)
+
+    lhs = [matrix(lhs_matrix(problem))]
+    weights = [matrix(weight_matrix(problem, number)) for number in range(len(problem.weights))]
     return (weights, lhs) if schedule.swapped else (lhs, weights)
 
 
@@ -233,6 +239,41 @@ def _load_side(
 ) -> None:
     for operand in operands:
         operand.load(function, memory, ring, slot, indices, sharing.member, sharing.mask)
+
+
+class Multiplication(Protocol):
+    """A consumer's products of tiles, which are started and finished."""
+
+    def start(self, slot: Slot, stages: Num) -> tuple[Slot, Value, list[Value]]:
+        """The products of a tile over so many stages, at least one; the last ones may be in flight.
+
+        Returns:
+            The place in the ring after it, the stage that is still being read, and the sums; see
+            `finish`.
+        """
+
+    def finish(self, last: Value, sums: Sequence[Value]) -> list[list[list[Value]]]:
+        """Waits for the products; returns the sums' registers by weight and 64-row block.
+
+        Args:
+            last, sums: what `start` returned.
+        """
+
+
+def multiplication(
+    memory: SharedMemory,
+    problem: GemmProblem,
+    schedule: GemmSchedule,
+    operands: Operands,
+    ring: Ring,
+    threads: Threads,
+) -> Multiplication:
+    """A consumer's products, by a schedule; see `Products`."""
+    if not schedule.tf32x3:
+        return Products(memory, problem, schedule, operands, ring, threads)
+    weights = len(problem.weights)
+    sides = operands.rows, operands.columns
+    return TwoPartProducts(memory, schedule, *sides, weights, ring, threads)
 
 
 class Products:

@@ -57,7 +57,14 @@ from shapejit.passes.nvgpu.function import (
     elected_thread,
     one_thread_of,
 )
-from shapejit.passes.nvgpu.mainloop import ALONE, Operands, Products, Sharing, check_stages
+from shapejit.passes.nvgpu.mainloop import (
+    ALONE,
+    Multiplication,
+    Operands,
+    Sharing,
+    check_stages,
+    multiplication,
+)
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
@@ -68,12 +75,15 @@ from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store
 from shapejit.passes.nvgpu.stream import PartialSums
 from shapejit.passes.nvgpu.target import WARPGROUP
 from shapejit.passes.nvgpu.turns import Turns
+from shapejit.passes.nvgpu.two_parts import registers
 from shapejit.passes.nvgpu.wgmma import ROWS
 
 # Registers of a producer's and of a consumer's thread, by the number of consumer warpgroups.
 _REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
 # Of a consumer's registers, what sums leave free for everything else.
 _OTHER_REGISTERS = 48
+# The same of factors in two parts: rows are loaded late, when their addresses are all there is.
+_OTHER_OF_PARTS = 36
 _WARPS = WARPGROUP // 32
 
 
@@ -120,6 +130,8 @@ class _Kernel:
             raise LoweringError(
                 "takes turns: that is for two consumers, neither stream nor cluster"
             )
+        if schedule.turns and schedule.tf32x3:
+            raise LoweringError("takes turns, which consumers of factors in two parts do not")
         if schedule.rows_shared > 1:
             raise LoweringError("shares rows in a cluster, which only small_m does")
         if schedule.split > 1 and (schedule.stream or schedule.turns):
@@ -127,9 +139,14 @@ class _Kernel:
         if schedule.once:
             raise LoweringError("says that weights are read once, which only small_m is told")
         limit = _REGISTERS[schedule.consumers][1] - _OTHER_REGISTERS
-        if self._sums > limit:
+        sums = self._sums
+        if schedule.tf32x3:
+            rows = len(self._problem.weights) if schedule.swapped else 1
+            sums = registers(sums, self._blocks, rows)
+            limit += _OTHER_REGISTERS - _OTHER_OF_PARTS
+        if sums > limit:
             raise LoweringError(
-                f"needs {self._sums} registers for the sums of a thread with this schedule; there "
+                f"needs {sums} registers for the sums of a thread with this schedule; there "
                 f"are {limit}. Use smaller tiles or more consumers"
             )
 
@@ -356,10 +373,11 @@ class _Kernel:
             tile.emit(products.finish(last, started))
             outer.next = self._ring.skip(slot, self._stages).values
 
-    def _products(self, threads: Threads) -> Products:
+    def _products(self, threads: Threads) -> Multiplication:
         """The products of a consumer, as one of those that have a tile together."""
         schedule = replace(self._schedule, consumers=self._together)
-        return Products(self._memory, self._problem, schedule, self._operands, self._ring, threads)
+        operands, ring = self._operands, self._ring
+        return multiplication(self._memory, self._problem, schedule, operands, ring, threads)
 
     def _tile(self, segment: Segment, first_row: Num) -> TileEpilogue:
         """The epilogue of a consumer's rows of a segment's tile."""

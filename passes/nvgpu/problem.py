@@ -229,6 +229,7 @@ class Matrix:
         dims: numbers of the space's dims, the one with neighbouring elements first.
         sizes, strides: of these dims, strides in elements.
         promotion: bytes that the second-level cache fetches when it misses a line.
+        rounds: whether TMA rounds float32 to tf32.
     """
 
     access: Access
@@ -236,6 +237,7 @@ class Matrix:
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]
     promotion: int = 256
+    rounds: bool = True
 
     @property
     def has_parts(self) -> bool:
@@ -304,7 +306,7 @@ class Matrix:
         check_box(box)
         return TensorMap(
             operand=self.access.operand,
-            element=map_element(self.access.element),
+            element=map_element(self.access.element, rounds=self.rounds),
             dims=tuple(function.value_number(size) for size in sizes),
             strides=tuple(function.value_number(stride) for stride in self.strides[1:]),
             box=(*box, *[1] * (len(self.dims) - 2)),
@@ -335,13 +337,16 @@ def element_name(element: Type) -> str:
     return half_name(element) if is_half(element) else str(element)
 
 
-def map_element(element: Type) -> str:
+def map_element(element: Type, *, rounds: bool = True) -> str:
     """A factor's element type as its tensor map has it.
 
     TMA rounds float32 to tf32, to the nearest and to even: the tensor cores would cut off the bits
     that they do not take, which more than doubles the error.
+
+    Args:
+        rounds: whether it does; else all bits arrive.
     """
-    return "tf32" if isinstance(element, ir.F32Type) else element_name(element)
+    return "tf32" if rounds and isinstance(element, ir.F32Type) else element_name(element)
 
 
 def lhs_matrix(problem: GemmProblem) -> Matrix:

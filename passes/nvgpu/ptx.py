@@ -330,6 +330,24 @@ def load_quad(address: Value, offset: int) -> list[Value]:
     return [llvm.extractvalue(f32(), words, [i]) for i in range(4)]
 
 
+def load_shared(address: Value, offset: int, count: int) -> list[Value]:
+    """One or four neighbouring i32 at a shared address, i32, ``offset`` bytes further."""
+    names = ",".join(f"${number}" for number in range(count))
+    kind, target = (f"v{count}.b32", f"{{{names}}}") if count > 1 else ("b32", names)
+    text = f"ld.shared.{kind} {target}, [${count}+{offset}];"
+    constraints = ",".join([*["=r"] * count, "r", "~{memory}"])
+    if count == 1:
+        return [assembly(i32(), text, constraints, [address], pure=False)]
+    words = assembly(struct_of(i32(), count), text, constraints, [address], pure=False)
+    return [llvm.extractvalue(i32(), words, [i]) for i in range(count)]
+
+
+def store_shared(address: Value, offset: int, words: Sequence[Value]) -> None:
+    """Four i32 to a shared address, i32, ``offset`` bytes further."""
+    text = f"st.shared.v4.b32 [$0+{offset}], {{$1,$2,$3,$4}};"
+    assembly(None, text, "r,r,r,r,r,~{memory}", [address, *words], pure=False)
+
+
 def raise_flag(address: Value) -> None:
     """Publishes what the CTA wrote (after a barrier of the writers) by a flag of 1."""
     text = "st.release.gpu.global.u32 [$0], $1;"

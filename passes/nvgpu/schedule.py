@@ -16,6 +16,7 @@ text, from which `shapejit-lower-gemm-to-nvgpu` makes the kernel::
     small_m_128x64x64_s7_w2_once          for weights with so many columns that all of the GPU reads
     unaligned_128x128x64_s3_w2              no tensor maps: any strides and base addresses
     persistent_128x256x32_s4_w2_tf32        float32 on the tensor cores, factors rounded to tf32
+    persistent_128x128x32_s5_w2_tf32x3      float32 as exactly, factors in two parts of tf32
     simt_128x64x32_s3_w1                    float32 on the CUDA cores; any strides and addresses
     simt_32x32x32_s6_w1_k2_p4               the same; 2 CTAs share K, and 4 parts of each a stage
     halo_128x112x64_s6_w2                   convolutions: 8 x 14 pixels, which all taps share
@@ -46,7 +47,7 @@ _NAME = re.compile(
     r"_w(?P<consumers>\d+)(?:_c(?P<columns_shared>\d+))?(?:_r(?P<rows_shared>\d+))?"
     r"(?:_k(?P<split>\d+))?(?:_p(?P<parts>\d+))?"
     r"(?P<stream>_stream)?(?P<turns>_turns)?(?P<once>_once)?(?P<resident>_resident)?"
-    r"(?P<tf32>_tf32)?(?P<early>_early)?"
+    r"(?P<tf32>_tf32)?(?P<tf32x3>_tf32x3)?(?P<early>_early)?"
 )
 
 
@@ -76,6 +77,8 @@ class GemmSchedule:
         resident: all filters, of `stages` taps and blocks of channels at most, stay in shared
             memory, and each consumer has tiles of its own; for ``halo``.
         tf32: factors are float32, which the tensor cores round to tf32 (11 bits).
+        tf32x3: factors are float32, each of which is the sum of two of tf32, so that a product is
+            three, see `two_parts`.
         early: the kernel starts before the one ahead of it in the stream ends, and waits itself
             where it must (programmatic dependent launch).
     """
@@ -95,6 +98,7 @@ class GemmSchedule:
     once: bool = False
     resident: bool = False
     tf32: bool = False
+    tf32x3: bool = False
     early: bool = False
 
     @property
@@ -115,7 +119,12 @@ class GemmSchedule:
     @property
     def element_bytes(self) -> int:
         """Bytes of a factor, of kernels for the tensor cores."""
-        return _FLOAT_BYTES if self.tf32 else _HALF_BYTES
+        return _FLOAT_BYTES if self.of_floats else _HALF_BYTES
+
+    @property
+    def of_floats(self) -> bool:
+        """Whether factors are float32, of kernels for the tensor cores."""
+        return self.tf32 or self.tf32x3
 
     @property
     def takes_any_address(self) -> bool:
@@ -142,7 +151,7 @@ class GemmSchedule:
             ("p", self.parts),
         ):
             text += f"_{letter}{value}" if value != 1 else ""
-        for word in ("stream", "turns", "once", "resident", "tf32", "early"):
+        for word in ("stream", "turns", "once", "resident", "tf32", "tf32x3", "early"):
             text += f"_{word}" if getattr(self, word) else ""
         return text
 
@@ -179,6 +188,7 @@ class GemmSchedule:
             once=match["once"] is not None,
             resident=match["resident"] is not None,
             tf32=match["tf32"] is not None,
+            tf32x3=match["tf32x3"] is not None,
             early=match["early"] is not None,
         )
 
@@ -309,6 +319,35 @@ TF32_CANDIDATES, TF32_PAIR_CANDIDATES, TF32_HALO_CANDIDATES = (
     for schedules in (CANDIDATES, PAIR_CANDIDATES, HALO_CANDIDATES)
 )
 
+#: What it chooses from, too, for products of float32 in IEEE arithmetic whose operands suit tensor
+#: maps, and for all such convolutions.
+TF32X3_CANDIDATES = _all(
+    "persistent_64x64x32_s6_w1_tf32x3",
+    "persistent_128x64x32_s6_w2_tf32x3",
+    "persistent_128x96x32_s5_w2_tf32x3",
+    "persistent_128x128x32_s5_w2_tf32x3",
+    "swapped_128x64x32_s6_w2_tf32x3",
+    "swapped_128x64x32_s6_w2_k3_tf32x3",
+    "swapped_128x96x32_s6_w2_tf32x3",
+    "swapped_128x112x32_s5_w2_tf32x3",
+    "swapped_128x128x32_s5_w2_tf32x3",
+    "small_m_64x8x32_s10_w1_tf32x3",
+    "small_m_64x8x32_s10_w1_k4_tf32x3",
+    "small_m_64x16x32_s9_w1_tf32x3",
+    "small_m_64x16x32_s9_w1_k4_tf32x3",
+    "small_m_64x32x32_s7_w1_tf32x3",
+    "small_m_64x32x32_s7_w1_k2_tf32x3",
+    "small_m_64x32x32_s7_w1_k4_tf32x3",
+    "small_m_64x64x32_s4_w1_tf32x3",
+    "small_m_64x64x32_s4_w1_k2_tf32x3",
+    "small_m_64x64x32_s4_w1_k4_tf32x3",
+    "small_m_64x96x32_s3_w1_tf32x3",
+    "small_m_64x96x32_s3_w1_k2_tf32x3",
+    "small_m_128x64x32_s5_w2_k2_tf32x3",
+    "small_m_128x96x32_s5_w2_tf32x3",
+    "small_m_128x96x32_s5_w2_k2_tf32x3",
+)
+
 #: All of these.
 ALL_CANDIDATES = (
     *CANDIDATES,
@@ -318,6 +357,7 @@ ALL_CANDIDATES = (
     *TF32_CANDIDATES,
     *TF32_PAIR_CANDIDATES,
     *TF32_HALO_CANDIDATES,
+    *TF32X3_CANDIDATES,
 )
 
 #: A kernel of float32 that serves all sizes until a better one is built.
@@ -328,23 +368,30 @@ GENERIC = GemmSchedule.parse("swapped_128x128x64_s4_w2")
 
 
 def candidates_for(
-    traits: GemmTraits, candidates: Iterable[GemmSchedule], *, tf32: bool = False
+    traits: GemmTraits,
+    candidates: Iterable[GemmSchedule],
+    *,
+    maps: bool = False,
+    rounds: bool = False,
 ) -> tuple[GemmSchedule, ...]:
     """The candidates that can multiply factors of a type.
 
     Args:
         traits: of the products.
         candidates: for any type; those for operands without tensor maps are left out.
-        tf32: whether factors of float32 may be rounded to tf32, and tensor maps read them.
+        maps: whether tensor maps read factors of float32; those of 16 bits they do.
+        rounds: whether factors of float32 may be rounded to tf32.
     """
     candidates = (s for s in candidates if traits.halo is not None or s.family != "halo")
     if traits.conv:  # those that share K without a cluster have been measured on products alone
         candidates = (s for s in candidates if s.split == s.cluster_split)
     if traits.element_bytes != _FLOAT_BYTES:
-        return tuple(s for s in candidates if not (s.takes_any_address or s.tf32))
+        return tuple(s for s in candidates if not (s.takes_any_address or s.of_floats))
     # The tensor cores take tf32 with neighbours along K only.
-    tf32 = tf32 and traits.lhs_k_major and traits.rhs_k_major
-    return tuple(s for s in candidates if s.family == "simt" or (tf32 and s.tf32))
+    maps = maps and traits.lhs_k_major and traits.rhs_k_major
+    return tuple(
+        s for s in candidates if s.family == "simt" or (maps and (s.tf32 if rounds else s.tf32x3))
+    )
 
 
 def _of_halves(schedule: GemmSchedule) -> GemmSchedule:

@@ -64,7 +64,14 @@ from shapejit.passes.nvgpu.epilogue import Epilogue, directions_of
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.extras import TileOrigin
 from shapejit.passes.nvgpu.function import KernelFunction, Threads, Units, elected_thread
-from shapejit.passes.nvgpu.mainloop import Operands, Products, Sharing, check_stages, stage_bytes
+from shapejit.passes.nvgpu.mainloop import (
+    Multiplication,
+    Operands,
+    Sharing,
+    check_stages,
+    multiplication,
+    stage_bytes,
+)
 from shapejit.passes.nvgpu.occupancy import bytes_for_each, ctas_that_fit
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
@@ -74,6 +81,7 @@ from shapejit.passes.nvgpu.scheduling import Place, TileOrder
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import DirectStore, StagedStore, Store, store_bytes
 from shapejit.passes.nvgpu.target import WARPGROUP
+from shapejit.passes.nvgpu.two_parts import part_bytes
 from shapejit.passes.nvgpu.wgmma import ROWS
 
 _WARP = 32
@@ -113,6 +121,8 @@ def _shared(request: GemmRequest) -> int:
     schedule, products = request.schedule, len(request.problem.weights)
     shared = schedule.stages * stage_bytes(request.problem, schedule)
     shared += _STORE_BYTES * schedule.consumers
+    if schedule.tf32x3:
+        shared += part_bytes(schedule.columns, schedule.depth, 1)
     if schedule.split > 1:
         threads = WARPGROUP * schedule.consumers
         shared += Exchange.bytes_of(schedule.columns, schedule.split, products, threads)
@@ -386,7 +396,7 @@ class _Kernel:
         self._function.await_predecessors()
         if isinstance(self._store, StagedStore):
             self._store.begin()
-        products = Products(
+        products = multiplication(
             self._memory, self._problem, self._schedule, self._operands, self._ring, self._threads
         )
         start = [*self._ring.first(producer=False).values, constant(0, integer(1))]
@@ -400,7 +410,7 @@ class _Kernel:
         self._store.finish()
 
     def _tile(
-        self, place: Place, products: Products, slot: Sequence[Value], phase: Value
+        self, place: Place, products: Multiplication, slot: Sequence[Value], phase: Value
     ) -> list[Value]:
         """One tile; returns the place in the ring after it.
 

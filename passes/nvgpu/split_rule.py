@@ -14,6 +14,9 @@ from typing import Final
 
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 
+#: Products of tf32 for one of factors in two parts, see `two_parts`.
+PRODUCTS: Final = 3
+
 #: A giver has at least so many stages; with fewer a tile takes longer in parts than whole.
 LEAST_STAGES: Final = 4
 
@@ -25,7 +28,8 @@ _WGMMA_ROWS, _WGMMA_BYTES, _ROWS_CYCLES = 64, 32, 16
 
 def lead(schedule: GemmSchedule) -> int:
     """Stages that an owner has more than a giver, before the rest of an equal division."""
-    steps = schedule.depth * (4 if schedule.tf32 else 2) // _WGMMA_BYTES
+    steps = schedule.depth * schedule.element_bytes // _WGMMA_BYTES
+    steps *= PRODUCTS if schedule.tf32x3 else 1
     step = max(schedule.columns / 2, _ROWS_CYCLES + schedule.columns / 4)
     return max(round(_ON_THE_WAY / (schedule.rows / _WGMMA_ROWS * steps * step)), 1)
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """In which arithmetic products and convolutions of float32 are computed on a GPU.
 
-``"ieee"`` multiplies float32 as it is. ``"tf32"`` lets the tensor cores round the factors to 11
-bits, where that is faster; sums stay in float32. ``"auto"`` is what PyTorch is set to. It has a
-setting for products: ``torch.set_float32_matmul_precision``,
+``"ieee"`` multiplies float32 as exactly as it is (docs/gpu.md says how). ``"tf32"`` lets the tensor
+cores round the factors to 11 bits, where that is faster; sums stay in float32. ``"auto"`` is what
+PyTorch is set to. It has a setting for products: ``torch.set_float32_matmul_precision``,
 ``torch.backends.cuda.matmul.allow_tf32`` or ``torch.backends.cuda.matmul.fp32_precision``; and one
 for convolutions: ``torch.backends.cudnn.conv.fp32_precision`` or
 ``torch.backends.cudnn.allow_tf32``, which allows tf32 unless it is changed. PyTorch itself resolves

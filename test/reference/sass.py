@@ -176,7 +176,8 @@ def _marks(table: str, columns: list[tuple[str, int]]) -> Iterator[tuple[str, st
 
 
 def _instruction(match: re.Match[str], marks: Iterator[tuple[str, str]]) -> Instruction:
-    found = list(marks)
+    unused = _unused(match["opcode"], match["operands"])
+    found = [(name, mark) for name, mark in marks if name not in unused]
     return Instruction(
         address=int(match["address"], 16),
         guard=(match["guard"] or "").strip(),
@@ -186,3 +187,17 @@ def _instruction(match: re.Match[str], marks: Iterator[tuple[str, str]]) -> Inst
         writes=frozenset(name for name, mark in found if mark in _WRITES),
         live=frozenset(name for name, mark in found if mark in _READS or mark == ":"),
     )
+
+
+# A product whose first factor is in registers: ``HGMMA.64x64x8.. R24, R80, gdesc[UR28], ..``.
+_FACTOR_IN_REGISTERS = re.compile(r"R\d+, R\d+, gdesc\[UR(\d+)\]")
+
+
+def _unused(opcode: str, operands: str) -> frozenset[str]:
+    """Registers that the listing marks as read, though they are not: where the first factor is in
+    registers, the first two of the four that hold descriptors are its descriptor's."""
+    match = _FACTOR_IN_REGISTERS.match(operands) if opcode.startswith("HGMMA") else None
+    if match is None:
+        return frozenset()
+    first = int(match[1])
+    return frozenset((f"UR{first}", f"UR{first + 1}"))

@@ -99,9 +99,11 @@ def test_candidates() -> None:
     assert not set(HALO_CANDIDATES) & set(candidates_for(GemmTraits(), ALL_CANDIDATES))
     assert not set(HALO_CANDIDATES) & set(candidates_for(GemmTraits(4, 4), ALL_CANDIDATES))
     rounded = replace(traits, element_bytes=4, result_bytes=4)
-    assert set(TF32_HALO_CANDIDATES) < set(candidates_for(rounded, ALL_CANDIDATES, tf32=True))
+    assert set(TF32_HALO_CANDIDATES) < set(
+        candidates_for(rounded, ALL_CANDIDATES, maps=True, rounds=True)
+    )
     assert not any(s.tf32 for s in candidates_for(rounded, ALL_CANDIDATES))
-    plain = candidates_for(GemmTraits(4, 4), ALL_CANDIDATES, tf32=True)
+    plain = candidates_for(GemmTraits(4, 4), ALL_CANDIDATES, maps=True, rounds=True)
     assert plain and not set(TF32_HALO_CANDIDATES) & set(plain)
 
 

@@ -113,7 +113,9 @@ def reference(
     memory = moved / (c.memory_rate * 1000)
     busy = together(busy, (asked + moved) / (c.cache_rate * 1000), c.interference)
 
-    stored = schedule.rows * schedule.columns * (traits.result_bytes + traits.extra_bytes)
+    groups = schedule.columns // 8
+    owned = schedule.rows * 8 * -(-groups // in_cluster)
+    stored = schedule.rows * schedule.columns * traits.result_bytes + owned * traits.extra_bytes
     epilogue = c.epilogue + stored / (c.epilogue_rate * 1000)
     launch = c.launch + c.latency + (c.cluster_launch if schedule.cluster > 1 else 0)
     overlapped = together(busy, memory, c.leak)
@@ -240,6 +242,21 @@ def test_arithmetic_of_an_epilogue() -> None:
     tile = 16.0 * 256 / (1e3 * H200.clock_ghz)  # of 128 rows, an element for each thread's lane
     assert heavy[0] - plain[0] == pytest.approx(4 * tile)
     assert heavy[1] - plain[1] == pytest.approx(tile * 176 / 256)
+
+
+def test_arithmetic_of_an_epilogue_in_a_cluster() -> None:
+    """CTAs that share K each have that of their columns, in groups of 8."""
+    names = ("small_m_64x96x64_s10_w1", "small_m_64x96x64_s10_w1_k3", "small_m_64x72x64_s10_w1_k2")
+    for name, columns in zip(names, (96, 32, 40), strict=True):
+        plain, heavy = (
+            CostModel(H200, [GemmSchedule.parse(name)], traits, constants=CONSTANTS).times(
+                GemmSizes(96, 64, 3072)
+            )[0, 0]
+            for traits in (GemmTraits(), GemmTraits(body_cycles=16.0, extra_bytes=2))
+        )
+        read = 64 * columns * 2 / (1e3 * CONSTANTS.epilogue_rate)
+        cycles = 16.0 * 64 * columns / 128 / (1e3 * H200.clock_ghz)
+        assert heavy - plain == pytest.approx(read + cycles, rel=0.05), name
 
 
 def test_cycles_of_a_body() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reference import sass
 from reference.hopper.memory import SimulationError
 from shapejit.gpu.interface import TensorMap
+from shapejit.passes.nvgpu.attention import block as block_emitter
 from shapejit.passes.nvgpu.attention import emitter, ptx
 from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from unit.cpu_kernels import examples
@@ -151,7 +152,7 @@ def test_copies_must_be_awaited(module: object, name: str, monkeypatch: pytest.M
 
 
 def test_products_must_be_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptx, "await_products", lambda _, sums, before=(): (sums, before))
+    monkeypatch.setattr(block_emitter, "await_products", lambda _, sums, before=(): (sums, before))
     kernel = lowered.__wrapped__(Attention(), PLAIN)
     with pytest.raises((SimulationError, TypeError)):
         kernel.run(Attention().inputs(1, 4, 4), 1, 4, 4)

@@ -93,9 +93,10 @@ def test_maps_round() -> None:
 @pytest.mark.parametrize(
     ("layer", "schedule", "message"),
     [
-        (PLAIN, "persistent_64x64x64_s2_w1", "convolutions of f32 .* rounded to tf32"),
-        (PLAIN, "simt_64x64x32_s4_w1", "convolutions of f32 .* rounded to tf32"),
-        (PLAIN, "patch_64x128x16_s2_w1", "convolutions of f32 .* rounded to tf32"),
+        (PLAIN, "persistent_64x64x64_s2_w1", "convolutions of f32 have those .* with tf32"),
+        (PLAIN, "simt_64x64x32_s4_w1", "convolutions of f32 have those .* with tf32"),
+        (PLAIN, "patch_64x128x16_s2_w1", "convolutions of f32 have those .* with tf32"),
+        (PLAIN, "halo_64x16x32_s3_w1_tf32x3", "a halo have factors of one part"),
         (replace(PLAIN, element="bf16", inside=16), WHOLE, "convolutions of bf16"),
         (replace(PLAIN, inside=6), WHOLE, "TMA needs multiples of 4"),
         (replace(PLAIN, inside=12, groups=2), WHOLE, "in groups of 12 channels"),
@@ -164,8 +165,9 @@ def test_a_model(precision: str) -> None:
     gpu = execution._artefacts.gpu
     assert gpu is not None
     convs = [each.name for each in gpu.variants if each.name.startswith("conv")]
-    assert all(each.endswith("tf32") for each in convs)
-    assert bool(convs) == (precision == "tf32")
+    assert convs and all(
+        each.endswith("tf32" if precision == "tf32" else "tf32x3") for each in convs
+    )
     x = torch.randn(1, 3, 4, 6)
     double = Network().eval().double()
     double.load_state_dict(model.state_dict())

@@ -211,7 +211,7 @@ def test_schedules_that_do_not_suit(schedule: str, reason: str) -> None:
 
 
 def test_halves_have_families_of_their_own() -> None:
-    with pytest.raises(LoweringError, match="simt and tf32 are for f32"):
+    with pytest.raises(LoweringError, match="simt, tf32 and tf32x3 are for f32"):
         lowered(Gemm(), PLAIN)
 
 

@@ -80,7 +80,7 @@ def test_only_for_neighbours_along_k() -> None:
         (GemmTraits(element_bytes=4, lhs_k_major=False), False),
         (GemmTraits(element_bytes=2), False),
     ):
-        found = candidates_for(traits, ALL_CANDIDATES, tf32=True)
+        found = candidates_for(traits, ALL_CANDIDATES, maps=True, rounds=True)
         assert any(each.tf32 for each in found) == some
     assert not any(each.tf32 for each in candidates_for(GemmTraits(4, 4), ALL_CANDIDATES))
 
@@ -101,8 +101,8 @@ def test_ops_gemm_uses_tensor_cores_where_it_may(width: int, tf32: bool) -> None
 @pytest.mark.parametrize(
     ("gemm", "schedule", "reason"),
     [
-        (GEMM, "persistent_64x64x64_s3_w1", "simt and tf32 are for f32"),
-        (Gemm(), "persistent_64x64x32_s3_w1_tf32", "simt and tf32 are for f32"),
+        (GEMM, "persistent_64x64x64_s3_w1", "simt, tf32 and tf32x3 are for f32"),
+        (Gemm(), "persistent_64x64x32_s3_w1_tf32", "simt, tf32 and tf32x3 are for f32"),
         (GEMM, "persistent_64x64x64_s3_w1_tf32", "tiles are 16 or 32 deep"),
         (
             Gemm("mk", "kn", element="f32", out="f32"),

@@ -27,6 +27,11 @@ from shapejit.passes.nvgpu.attention.schedule import AttentionSchedule
 from shapejit.passes.nvgpu.attention.softmax import Softmax, State, number, scaled
 from shapejit.passes.nvgpu.attention.tiles import Tile
 from shapejit.passes.nvgpu.builder import Num, Value, add, mul, value
+from shapejit.passes.nvgpu.register_wgmma import (
+    await_products,
+    multiply_registers,
+    multiply_shared,
+)
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.wgmma import DEPTH, ROWS
 
@@ -89,17 +94,17 @@ class BlockStep:
         for share in shares:
             # In flight behind these scores: those of later shares, and the sums of the last one.
             later = len(shares) - 1 - share + (share > 0)
-            scores, _ = ptx.await_products(later, pending[share])
+            scores, _ = await_products(later, pending[share])
             start = add(first, share * schedule.share)
             scores = self._hide(scores, queries, start, self._words(words, share))
             update = self.softmax.weights(scores, state)
             packed = self._packed(update.weights)
             if share > 0:
                 ptx.compute_now(arith.addf(*update.totals))
-                sums, packed = ptx.await_products(len(shares) - 1 - share, sums, packed)
+                sums, packed = await_products(len(shares) - 1 - share, sums, packed)
             sums = self._add(stage, share, packed, scaled(sums, update.factors))
             state = State(update.maxima, update.totals, sums)
-        sums, _ = ptx.await_products(0, sums)
+        sums, _ = await_products(0, sums)
         return State(state.maxima, state.totals, sums)
 
     def _packed(self, weights: Sequence[Value]) -> list[Value]:
@@ -120,7 +125,7 @@ class BlockStep:
         """Starts the product of queries and a share of the keys."""
         rows, columns = self.queries.tile, self.keys.tile
         start = rows.low_word(add(self.memory.base, self.queries.offset), columns=False)
-        return ptx.multiply_shared(
+        return multiply_shared(
             self.problem.element,
             self.schedule.share,
             (add(start, mul(self.block, rows.row_step(ROWS))), value(rows.high_word)),
@@ -132,7 +137,7 @@ class BlockStep:
         self, stage: Num, share: int, packed: Sequence[Value], sums: Sequence[Value]
     ) -> list[Value]:
         """Starts to add the weighted values of a share to the sums."""
-        return ptx.multiply_registers(
+        return multiply_registers(
             self.problem.element,
             sums,
             packed,

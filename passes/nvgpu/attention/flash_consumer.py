@@ -52,6 +52,11 @@ from shapejit.passes.nvgpu.builder import (
     xor,
 )
 from shapejit.passes.nvgpu.function import Threads, uniform
+from shapejit.passes.nvgpu.register_wgmma import (
+    await_products,
+    multiply_registers,
+    multiply_shared,
+)
 from shapejit.passes.nvgpu.ring import Ring, Slot, await_phase, slot_of
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.stores import publish_to_tma
@@ -195,7 +200,7 @@ class FlashConsumer:
         turns.take()
         scores = self._scores(slot.stage, 0)
         turns.give()
-        scores, _ = ptx.await_products(0, scores)
+        scores, _ = await_products(0, scores)
         self.ring.release(slot.stage, self.threads.lane)
         scores = masks.hide_first(scores, mine, block, seen)
         update = self.softmax.weights(scores, State.initial(self.sums))
@@ -242,11 +247,11 @@ class FlashConsumer:
         self.ring.await_full(values)
         sums = self._add(values.stage, carried.weights, state.sums)
         turns.give()
-        scores, _ = ptx.await_products(1, scores)
+        scores, _ = await_products(1, scores)
         self.ring.release(keys.stage, self.threads.lane)
         scores = masks.hide(scores, mine, block, seen, in_part=in_part)
         update = self.softmax.weights(scores, state)
-        sums, _ = ptx.await_products(0, sums)
+        sums, _ = await_products(0, sums)
         self.ring.release(values.stage, self.threads.lane)
         weights = self._packed(update.weights)
         after = State(update.maxima, update.totals, scaled(sums, update.factors))
@@ -259,7 +264,7 @@ class FlashConsumer:
         self.ring.await_full(carried.slot)
         sums = self._add(carried.slot.stage, carried.weights, carried.state.sums)
         inverses = self.softmax.inverses(carried.state.totals)
-        sums, _ = ptx.await_products(0, sums)
+        sums, _ = await_products(0, sums)
         self._give_results(buffer, scaled(sums, inverses))
         return self._between([*tile.values, *carried.values])
 
@@ -279,12 +284,12 @@ class FlashConsumer:
         self.ring.await_full(values)
         sums = self._add(values.stage, carried.weights, carried.state.sums)
         turns.give()
-        scores, _ = ptx.await_products(1, scores)
+        scores, _ = await_products(1, scores)
         self.ring.release(keys.stage, self.threads.lane)
         scores = masks.hide_first(scores, mine, block, seen)
         update = self.softmax.weights(scores, State.initial(self.sums))
         inverses = self.softmax.inverses(carried.state.totals)
-        sums, _ = ptx.await_products(0, sums)
+        sums, _ = await_products(0, sums)
         self.ring.release(values.stage, self.threads.lane)
         self._give_results(buffer, scaled(sums, inverses))
         weights = self._packed(update.weights)
@@ -323,7 +328,7 @@ class FlashConsumer:
         start = add(start, mul(buffer, rows.bytes >> 4))
         keys = columns.low_word(add(self.memory.base, self.blocks.offset), columns=False)
         keys = add(keys, mul(stage, columns.bytes >> 4))
-        return ptx.multiply_shared(
+        return multiply_shared(
             self.problem.element,
             self.schedule.keys,
             (start, value(rows.high_word)),
@@ -336,7 +341,7 @@ class FlashConsumer:
         tile = self.values.tile
         low = tile.low_word(add(self.memory.base, self.values.offset), columns=True)
         low = add(low, mul(stage, tile.bytes >> 4))
-        return ptx.multiply_registers(
+        return multiply_registers(
             self.problem.element,
             sums,
             weights,

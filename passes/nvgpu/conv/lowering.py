@@ -135,12 +135,18 @@ def _emit(
 
 def _check_family(conv: ConvProblem, schedule: GemmSchedule) -> None:
     """Whether a schedule is for convolutions, and for the factors' type."""
-    families = _EMITTERS if is_half(conv.element) else _TF32_FAMILIES
-    if schedule.family not in families or schedule.tf32 == is_half(conv.element):
-        kind = "" if is_half(conv.element) else " that are rounded to tf32"
+    halves = is_half(conv.element)
+    families = _EMITTERS if halves else _TF32_FAMILIES
+    if schedule.family not in families or schedule.of_floats == halves:
+        kind = "" if halves else " with tf32, or with tf32x3 but for halo"
         raise LoweringError(
             f"has the schedule {schedule}; convolutions of {conv.element} have those of the "
             f"families {', '.join(families)}{kind}"
+        )
+    if schedule.tf32x3 and schedule.family == "halo":
+        raise LoweringError(
+            f"has the schedule {schedule}; tiles with a halo have factors of one part. Use one of "
+            "the family persistent, swapped or small_m"
         )
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Which convolutions of float32 have kernels of their own, before they are in a kernel.
 
-Tensor cores multiply float32 that TMA rounded to tf32 while it loaded. There is no other way into
-their kernels, so it is decided where a convolution can still become something else: from what lies
-in memory behind the views of a function. Depthwise ones run on CUDA cores.
+Tensor cores multiply float32 that TMA loads, rounded to tf32 or in two parts. There is no other way
+into their kernels, so it is decided where a convolution can still become something else: from what
+lies in memory behind the views of a function. Depthwise ones run on CUDA cores.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class PixelMatrix(ConvMatrix):
         ]
         return Im2colMap(
             operand=self.access.operand,
-            element=map_element(self.access.element),
+            element=map_element(self.access.element, rounds=self.rounds),
             dims=tuple(map(number, sizes)),
             strides=tuple(map(number, strides)),
             channels=box[0],
@@ -302,7 +302,7 @@ class FilterMatrix(ConvMatrix):
         number = function.value_number
         return TensorMap(
             operand=self.access.operand,
-            element=map_element(self.access.element),
+            element=map_element(self.access.element, rounds=self.rounds),
             dims=tuple(map(number, self.sizes)),
             strides=tuple(map(number, self.strides[1:])),
             box=(*box, *[1] * (len(self.sizes) - 2)),

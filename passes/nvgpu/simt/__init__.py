@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Products of float32 on the CUDA cores, in IEEE arithmetic: the family ``simt``.
 
-Why: tensor cores round the factors of a float32 product to 11 bits (tf32). Who asks for float32,
-and did not allow that, gets fused multiply-adds of float32.
+Why: tensor cores take factors of 11 bits (tf32), and as tensor maps can read them. Who asks for
+float32 gets fused multiply-adds here where there are no such maps, or so few rows that reading the
+weights takes all of the time; else `two_parts`.
 
     tiling      which thread has which sums of a tile; places: as the kernel computes it
     copies      tiles from global into shared memory, of any strides and alignment

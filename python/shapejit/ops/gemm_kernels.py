@@ -114,8 +114,9 @@ class KindKernels:
         with self._lock:
             if self._table is None:
                 traits = _traits(self.kind)
-                maps = self.kind.tf32 and self.kind.aligned
-                known = candidates_for(traits, ALL_CANDIDATES, tf32=maps)
+                known = candidates_for(
+                    traits, ALL_CANDIDATES, maps=self.kind.aligned, rounds=self.kind.tf32
+                )
                 candidates = [each for each in known if each not in self._refused]
                 self._table = ScheduleTable(
                     traits, candidates, max_variants=MAX_VARIANTS, early=True

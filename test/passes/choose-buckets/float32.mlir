@@ -1,11 +1,13 @@
 // RUN: shapejit-opt %s --shapejit-choose-buckets | FileCheck %s
 
-// Products of float32 are computed on the CUDA cores, whatever strides they have.
+// Few rows of float32 are multiplied on the CUDA cores, more of them in two parts on the tensor
+// cores; what tensor maps do not read on the CUDA cores, whatever strides it has.
 
 // CHECK-LABEL: shapejit.kernel @square
 // CHECK: shapejit.dispatch @square by #{{.*}} [
-// CHECK-NEXT: #shapejit.bucket<[1], [{{[0-9]+}}], "simt_{{[^"]*}}", "{{.*}}; next simt_{{.*}}">
-// CHECK: #shapejit.bucket<[{{[0-9]+}}], [?], "simt_128x64x32_s3_w1{{[^"]*}}", "at {{.*}} us, multiply-adds
+// CHECK-NEXT: #shapejit.bucket<[1], [{{[0-9]+}}], "simt_{{[^"]*}}", "{{.*}} us, memory; next small_m_{{.*}}_tf32x3 {{.*}}">
+// CHECK-NOT: "simt_
+// CHECK: #shapejit.bucket<[{{[0-9]+}}], [?], "persistent_128x128x32_s5_w2_tf32x3", "at {{.*}} us, tensor cores
 // CHECK-NOT: shapejit.bucket
 // CHECK-LABEL: shapejit.kernel @odd
 // CHECK: shapejit.dispatch @odd by

@@ -35,7 +35,7 @@
 // CHECK: nvvm.cluster.arrive
 
 // STAGES: error: {{.*}} simt kernels have 2 stages or more
-// TYPE: error: {{.*}} multiplies f32 by the schedule persistent_128x64x64_s3_w2; simt and tf32 are for f32
+// TYPE: error: {{.*}} multiplies f32 by the schedule persistent_128x64x64_s3_w2; simt, tf32 and tf32x3 are for f32
 
 #x = affine_map<(d0, d1, d2) -> (d0, d2)>
 #w = affine_map<(d0, d1, d2) -> (d1, d2)>

@@ -1,6 +1,8 @@
-// RUN: shapejit-opt %s --shapejit-round-factors=convolutions=true --shapejit-unfold-convolutions --split-input-file | FileCheck %s
+// RUN: shapejit-opt %s --shapejit-round-factors=convolutions=true --shapejit-unfold-convolutions --split-input-file | FileCheck %s --check-prefixes=CHECK,ROUNDED
+// RUN: shapejit-opt %s --shapejit-unfold-convolutions --split-input-file | FileCheck %s --check-prefixes=CHECK,EXACT
 
-// What TMA reads in im2col mode stays: it rounds factors to tf32. Filters will be packed.
+// What TMA reads in im2col mode stays, whether its factors are rounded to tf32 or not. Filters will
+// be packed.
 
 // CHECK-LABEL: func.func @stays
 // CHECK: shapejit.conv
@@ -23,7 +25,8 @@ func.func @stays(%x: !x {shapejit.kind = "input"}, %w: !w {shapejit.kind = "weig
 
 // CHECK-LABEL: func.func @computed
 // CHECK: shapejit.gemm
-// CHECK: rhs({{.*}}) {shapejit.factors = tf32}
+// ROUNDED: rhs({{.*}}) {shapejit.factors = tf32}
+// EXACT-NOT: shapejit.factors
 // CHECK-NOT: shapejit.conv
 #x = affine_map<(n, g, p, c) -> (n, p, c)>
 !x = tensor<?x?x32xf32, #shapejit.shape<[s0, s1, 32]>>

@@ -33,7 +33,7 @@ class PendingSum:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A factor that a warp has in registers: its [16, 16] elements."""
+    """A factor that a warp has in registers: its [16, 16] elements, of tf32 [16, 8]."""
 
     elements: Matrix
 
@@ -61,13 +61,14 @@ def multiply(
         transposed: the immediates that say which factors are not K-major.
     """
     *_, size, total, element, other = parts
-    shape = re.fullmatch(r"m64n(\d+)k16", size)
+    shape = re.fullmatch(r"m64n(\d+)k(8|16)", size)
     assert shape is not None and total == "f32" and element == other, parts
+    assert (shape[2] == "8") == (element == "tf32"), parts
     columns = int(shape[1])
     if len(sums) != columns // 2:
         raise SimulationError(f"{len(sums)} registers for the sums of {columns} columns")
     if isinstance(lhs, list):
-        [rhs_transposed] = transposed
+        [rhs_transposed] = transposed or [0]  # of tf32 there is no choice
         rows: Any = _Fixed(_factor(lhs, element))
     else:
         lhs_transposed, rhs_transposed = transposed
@@ -104,6 +105,8 @@ def _accumulator(sums: Sequence[Any], columns: int) -> Product:
 
 def _factor(registers: Sequence[Any], element: str) -> Matrix:
     """The elements of A in registers (PTX ISA, "Register fragments")."""
+    if element == "tf32":
+        return _float_factor(registers)
     made = np.zeros((16, 16), np.float32)
     for number, register in enumerate(registers):
         word = np.ascontiguousarray(np.broadcast_to(register, 32)).astype(np.uint32)
@@ -113,4 +116,14 @@ def _factor(registers: Sequence[Any], element: str) -> Matrix:
             values = widen_bf16(bits) if element == "bf16" else bits.view(np.float16)
             row = _LANES // 4 + 8 * (number & 1)
             made[row, _LANES % 4 * 2 + one + 8 * (number >> 1)] = values
+    return made
+
+
+def _float_factor(registers: Sequence[Any]) -> Matrix:
+    """The same of tf32, of which the upper 19 bits of a word count."""
+    made = np.zeros((16, 8), np.float32)
+    for number, register in enumerate(registers):
+        word = np.ascontiguousarray(np.broadcast_to(register, 32)).astype(np.uint32)
+        row = _LANES // 4 + 8 * (number & 1)
+        made[row, _LANES % 4 + 4 * (number >> 1)] = (word & np.uint32(0xFFFFE000)).view(np.float32)
     return made
