@@ -1,12 +1,13 @@
 # Part of shapejit, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-"""shapejit-lower-winograd-to-nvgpu: 3x3 convolutions as transforms and products between them.
+"""shapejit-lower-winograd-to-nvgpu: convolutions of three taps as transforms and products.
 
 Why: on CUDA cores, where float32 is multiplied, a 3x3 convolution is bound by its multiply-adds.
 Winograd's algorithm needs 4 (F(2x2,3x3)) or 2.25 (F(4x4,3x3)) of them for each pixel, channel and
 filter instead of 9, for some additions and memory. F(2x2) is even more accurate than the direct sum
-of float32, as it adds fewer products; F(4x4) is less.
+of float32, as it adds fewer products; F(4x4) is less. Convolutions of one dim, and those of two
+with 3x1 or 1x3 taps, need 2 (F(2,3)) or 1.5 (F(4,3)) instead of 3.
 
 Before::
 
@@ -19,6 +20,9 @@ After::
     %u = shapejit.loop over [4, 4, 1, 64, 32] ins(%w ..)  // G g G^T
     %m = shapejit.gemm over [16, 1, s0 * th * tw, 64, 32] lhs(%v ..) rhs(%u ..)
     %y = shapejit.loop over [s0, 1, s1, s2, 64]           // A^T m A; %m by extract
+
+Dims of three taps are transformed, those of one tap are passed through: with 3x1 taps there are 4
+points, of tiles of 2x1 pixels.
 
 The result is IR that any target computes: what follows the convolution fuses into its last loop,
 and the products get the variants that products have. Sizes stay free. `passes/winograd/choice.py`
@@ -35,6 +39,7 @@ from shapejit import ir as sir
 from shapejit.pass_host import Pass, PassFailure, option, register_pass
 from shapejit.passes.analysis.precision import may_round
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
+from shapejit.passes.nvgpu.conv.mapped import has_maps
 from shapejit.passes.winograd.choice import DEFAULT_BOUND, MODES, Wish, choose
 from shapejit.passes.winograd.rewrite import Convolution, rewrite
 
@@ -42,7 +47,7 @@ from shapejit.passes.winograd.rewrite import Convolution, rewrite
 @register_pass("shapejit-lower-winograd-to-nvgpu", dialects=("arith", "tensor"))
 @dataclass(frozen=True)
 class LowerWinogradToNvgpu(Pass):
-    """Compute 3x3 convolutions by Winograd's algorithm where that is right and pays."""
+    """Compute convolutions of three taps by Winograd's algorithm where that is right and pays."""
 
     winograd: str = option("auto", help="auto, off, or force: whether or not it pays")
     max_rel_error: str = option("", help=f"relative error that is allowed, {DEFAULT_BOUND}")
@@ -50,6 +55,7 @@ class LowerWinogradToNvgpu(Pass):
     def run(self, module: Any) -> None:
         wish = self._wish(module)
         facts = SymbolFacts.of(module)
+        divisors = {symbol.id: symbol.divisor for symbol in sir.symbols(module)}
         for function in sir.functions(module):
             for op in sir.operations(sir.body(function)):
                 conv = Convolution.of(op) if op.name == "shapejit.conv" else None
@@ -59,7 +65,8 @@ class LowerWinogradToNvgpu(Pass):
                 if channels is None or filters is None:
                     continue
                 element = "tf32" if may_round(op) else conv.element
-                algorithm = choose(wish, element, channels, filters)
+                mapped = has_maps(op, function, divisors)
+                algorithm = choose(wish, element, channels, filters, conv.dims, mapped=mapped)
                 if algorithm is not None:
                     rewrite(conv, algorithm, facts)
 

@@ -6,7 +6,8 @@
 
     y = A^T ((G g) * (B^T d))        d: m + 2 inputs, g: 3 taps, y: m outputs; * element by element
 
-In two dims each transform is applied along both. Interpolation is at the points 0, 1, -1 and
+In two dims each transform is applied along both; along a dim of one tap it is F(1, 1), which leaves
+everything as it is. Interpolation is at the points 0, 1, -1 and
 infinity, for m = 4 also at 2 and -2, whose powers are what costs accuracy.
 """
 
@@ -28,7 +29,7 @@ def _matrix(text: str) -> Matrix:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The transforms of F(m, 3).
+    """The transforms of F(m, 3), or of F(1, 1).
 
     Attributes:
         tile: m, outputs along a dim.
@@ -45,10 +46,10 @@ class Algorithm:
     @property
     def points(self) -> int:
         """Products along a dim: m + 2."""
-        return self.tile + TAPS - 1
+        return len(self.inputs)
 
     def __str__(self) -> str:
-        return f"F({self.tile}x{self.tile},3x3)"
+        return f"F({self.tile},{len(self.filters[0])})"
 
 
 F2 = Algorithm(
@@ -66,6 +67,9 @@ F4 = Algorithm(
     _matrix("1/4 0 0; -1/6 -1/6 -1/6; -1/6 1/6 -1/6; 1/24 1/12 1/6; 1/24 -1/12 1/6; 0 0 1"),
     _matrix("1 1 1 1 1 0; 0 1 -1 2 -2 0; 0 1 1 4 4 0; 0 1 -1 8 -8 1"),
 )
+
+#: What passes a dim of one tap through.
+ONE_TAP = Algorithm(1, _matrix("1"), _matrix("1"), _matrix("1"))
 
 ALGORITHMS = (F2, F4)
 

@@ -4,22 +4,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 from mlir import ir
 
 from shapejit import ir as sir
-from shapejit.passes.analysis.accesses import Access, accesses, space_of
+from shapejit.passes.analysis.accesses import accesses, space_of
 from shapejit.passes.analysis.pieces import BodyText, insert, map_text, space_text, type_text
 from shapejit.passes.analysis.precision import inherit_rounding
 from shapejit.passes.analysis.symbol_facts import SymbolFacts
 from shapejit.passes.canonical.spaces import make_view
 from shapejit.passes.canonical.unit_dims import drop_unit_dims
-from shapejit.passes.winograd.matrices import TAPS, Algorithm, Matrix, slots
-from shapejit.symbolic import Expr, invert_map
+from shapejit.passes.winograd.matrices import ONE_TAP, TAPS, Algorithm, Matrix, slots
+from shapejit.symbolic import Expr, invert_map, product
 from shapejit.windows import Window
+
+_MOST_DIMS = 2  # of three, neither errors nor costs are known
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -28,35 +33,46 @@ class Convolution:
 
     Attributes:
         op: ``shapejit.conv``.
-        batch, groups, rows, columns, filters, channels: sizes; rows and columns are of the result,
-            filters and channels of a group.
-        image: rows and columns of the input.
-        padding: zeros before the first row and column; below 0, what is cut off there.
+        batch, groups, filters, channels: sizes; filters and channels are of a group.
+        pixels: spatial sizes of the result.
+        image: spatial sizes of the input.
+        taps: of the filters, along each spatial dim: three, or one.
+        padding: zeros before the first pixel along each; below 0, what is cut off there.
     """
 
     op: Any
     batch: Expr
     groups: Expr
-    rows: Expr
-    columns: Expr
+    pixels: tuple[Expr, ...]
     filters: Expr
     channels: Expr
-    image: tuple[Expr, Expr]
-    padding: tuple[int, int]
+    image: tuple[Expr, ...]
+    taps: tuple[int, ...]
+    padding: tuple[int, ...]
 
     @staticmethod
     def of(op: Any) -> Convolution | None:
-        """A ``shapejit.conv`` of two dims, 3x3 taps, stride 1, before anything is fused into it."""
+        """A ``shapejit.conv`` of one or two dims, stride 1, before anything is fused into it.
+
+        Its filters have three taps along one dim or both, and one along the other.
+        """
         space, window = space_of(op), Window.of(op)
-        if len(window.strides) != 2 or len(op.regions[0].blocks):
+        rank = len(window.strides)
+        if rank > _MOST_DIMS or len(op.regions[0].blocks):
             return None
-        n, g, p, q, f, c, *taps = space
+        (n, g), pixels, (f, c, *sizes) = space[:2], space[2 : 2 + rank], space[2 + rank :]
+        taps = tuple(size.constant or 0 for size in sizes)
         factors = {*window.strides, *window.dilations, *window.lhs_dilations}
-        if factors != {1} or any(tap != TAPS for tap in taps):
+        if factors != {1} or TAPS not in taps or not {*taps} <= {1, TAPS}:
             return None
-        low = (window.padding[0][0], window.padding[1][0])
-        height, width = sir.attr_sizes(op.attributes["image"])
-        return Convolution(op, n, g, p, q, f, c, (height, width), low)
+        image = sir.attr_sizes(op.attributes["image"])
+        low = tuple(low for low, _ in window.padding)
+        return Convolution(op, n, g, tuple(pixels), f, c, tuple(image), taps, low)
+
+    @property
+    def dims(self) -> int:
+        """Spatial dims that are transformed."""
+        return self.taps.count(TAPS)
 
     @property
     def element(self) -> str:
@@ -69,7 +85,7 @@ def rewrite(conv: Convolution, algorithm: Algorithm, facts: SymbolFacts) -> bool
     """Replaces a convolution; whether its result's layout allows that."""
     op = conv.op
     result = op.results[0]
-    sizes = (conv.batch, conv.groups, conv.rows, conv.columns, conv.filters)
+    sizes = (conv.batch, conv.groups, *conv.pixels, conv.filters)
     written = accesses(op)[2]
     back = invert_map(written.exprs, facts.sizes(written.value), sizes, facts.symbol_ranges)
     if back is None:
@@ -92,129 +108,112 @@ class _Rewrite:
 
     Args:
         conv: the convolution.
-        algorithm: by which it is computed.
+        algorithm: by which it is computed, along dims of three taps. Others are passed through.
 
     Attributes:
         ops: loops and products that were put in its place.
     """
 
     def __init__(self, conv: Convolution, algorithm: Algorithm) -> None:
-        self._conv, self._algorithm = conv, algorithm
+        self._conv = conv
+        self._sides = [algorithm if taps == TAPS else ONE_TAP for taps in conv.taps]
         self._input, self._weight, _ = accesses(conv.op)
-        tile = algorithm.tile
-        self._tiles = tuple((size + (tile - 1)) // tile for size in (conv.rows, conv.columns))
-        self._points = Expr.const(algorithm.points)
+        self._tiles = tuple(
+            (size + (side.tile - 1)) // side.tile
+            for size, side in zip(conv.pixels, self._sides, strict=True)
+        )
+        self._points = tuple(Expr.const(side.points) for side in self._sides)
         self._result_element = str(conv.op.results[0].type.element_type)
         self.ops: list[Any] = []
 
     @property
     def _all_tiles(self) -> Expr:
         """Of all images: rows of the products."""
-        return self._conv.batch * self._tiles[0] * self._tiles[1]
+        return product((self._conv.batch, *self._tiles))
 
     def emit(self) -> Any:
         """Puts the ops in front of the convolution.
 
         Returns:
-            The result over (n, g, rows, columns, filters).
+            The result over (n, g, pixels.., filters).
         """
         pixels, filters = self._transform_image(), self._transform_filters()
         return self._transform_back(self._multiply(pixels, filters))
 
     def _transform_image(self) -> Any:
         """B^T d B of every tile: [point, group, tile of all images, channel]."""
-        conv, points = self._conv, self._points
-        space = (points, points, conv.groups, conv.batch, *self._tiles, conv.channels)
+        conv, rank = self._conv, len(self._sides)
+        space = (*self._points, conv.groups, conv.batch, *self._tiles, conv.channels)
         body = BodyText()
-        row, column, group, image, down, across, channel = map(body.dim, range(7))
-        sides = []
-        for dim, (point, tile) in enumerate(((row, down), (column, across))):
-            start = body.mul(tile, body.constant(self._algorithm.tile))
-            start = body.add(start, body.constant(-conv.padding[dim]))
-            sides.append(self._summands(body, self._algorithm.inputs, point, start, dim))
+        *places, channel = map(body.dim, range(len(space)))
+        points, (group, image), tiles = places[:rank], places[rank : rank + 2], places[rank + 2 :]
+        summands = [
+            self._pixels(body, dim, point, tile)
+            for dim, (point, tile) in enumerate(zip(points, tiles, strict=True))
+        ]
         access = self._input
-        total = ""
-        for place_y, inside_y, factor_y in sides[0]:
-            line = ""
-            for place_x, inside_x, factor_x in sides[1]:
-                dims = {0: image, 1: group, 2: place_y, 3: place_x, 4: channel}
-                pixel = self._pixel(body, access, dims)
-                inside = body.binary("andi", inside_y, inside_x, "i1")
-                pixel = body.select(inside, pixel, body.number(0), "f32")
-                line = _added(body, line, body.binary("mulf", pixel, factor_x, "f32"))
-            total = _added(body, total, body.binary("mulf", line, factor_y, "f32"))
-        made = self._loop(space, [], body, total, conv.element, {"image": access.value})
-        rows, (height, width) = Expr.dim(2), self._tiles
-        places = (*self._point(), Expr.dim(1), *_tile_of(rows, height, width), Expr.dim(3))
-        sizes = (points * points, conv.groups, self._all_tiles, conv.channels)
-        return self._view(made, sizes, places)
 
-    def _summands(
-        self, body: BodyText, matrix: Matrix, point: str, start: str, dim: int
-    ) -> list[tuple[str, str, str]]:
-        """Of one row of the image transform: pixel, whether it is on the image, factor."""
-        size = body.size(self._conv.image[dim])
+        def pixel(seen: Sequence[tuple[str, str]]) -> str:
+            """An element of the image as f32, 0 beside it."""
+            dims = {0: image, 1: group, 2 + rank: channel}
+            text = body.with_dims(dims | {2 + dim: place for dim, (place, _) in enumerate(seen)})
+            indices = ", ".join(expr.build(text) for expr in access.exprs)
+            value = body.value(f"tensor.extract %image[{indices}] : {access.value.type}")
+            value = _widened(body, value, conv.element)
+            inside = reduce(lambda a, b: body.binary("andi", a, b, "i1"), [on for _, on in seen])
+            return body.select(inside, value, body.number(0), "f32")
+
+        total = _combined(body, summands, pixel)
+        made = self._loop(space, [], body, total, conv.element, {"image": access.value})
+        tile = _digits(Expr.dim(2), (conv.batch, *self._tiles))
+        sizes = (product(self._points), conv.groups, self._all_tiles, conv.channels)
+        return self._view(made, sizes, (*self._point(), Expr.dim(1), *tile, Expr.dim(3)))
+
+    def _pixels(
+        self, body: BodyText, dim: int, point: str, tile: str
+    ) -> list[tuple[tuple[str, str], str]]:
+        """Of one row of the image transform: pixel, whether it is on the image; factor."""
+        side, size = self._sides[dim], body.size(self._conv.image[dim])
+        start = body.mul(tile, body.constant(side.tile))
+        start = body.add(start, body.constant(-self._conv.padding[dim]))
         found = []
-        for slot in slots(matrix):
-            step = body.one_of(point, [body.constant(i) for i in slot.places], "index")
-            factor = body.one_of(point, [body.number(float(i)) for i in slot.factors], "f32")
+        for step, factor in _summands(body, side.inputs, point):
             place = body.add(start, step)
             # As unsigned numbers, places before the first one are beyond the last one.
             inside = body.compare("ult", place, size)
             place = body.select(inside, place, body.constant(0), "index")
-            found.append((place, inside, factor))
+            found.append(((place, inside), factor))
         return found
-
-    def _pixel(self, body: BodyText, access: Access, dims: dict[int, str]) -> str:
-        """An element of the image as f32."""
-        text = body.with_dims(dims)
-        places = ", ".join(expr.build(text) for expr in access.exprs)
-        pixel = body.value(f"tensor.extract %image[{places}] : {access.value.type}")
-        return _widened(body, pixel, self._conv.element)
 
     def _transform_filters(self) -> Any:
         """G g G^T of every filter: [point, group, filter, channel]."""
-        conv, points = self._conv, self._points
-        space = (points, points, conv.groups, conv.filters, conv.channels)
+        conv, rank = self._conv, len(self._sides)
+        space = (*self._points, conv.groups, conv.filters, conv.channels)
         body = BodyText()
-        factors = [
-            [
-                body.one_of(
-                    body.dim(dim),
-                    [body.number(float(row[tap])) for row in self._algorithm.filters],
-                    "f32",
-                )
-                for tap in range(TAPS)
-            ]
-            for dim in range(2)
-        ]
+        summands = []
+        for dim, side in enumerate(self._sides):
+            columns = list(zip(*side.filters, strict=True))
+            numbers = [[body.number(float(value)) for value in column] for column in columns]
+            point = body.dim(dim)
+            factors = [body.one_of(point, column, "f32") for column in numbers]
+            summands.append(list(enumerate(factors)))
         reads: list[list[Expr]] = []
-        total = ""
-        shift = {0: Expr.dim(2), 1: Expr.dim(3), 2: Expr.dim(4)}
-        for y in range(TAPS):
-            line = ""
-            for x in range(TAPS):
-                dims = shift | {3: Expr.const(y), 4: Expr.const(x)}
-                exprs = [expr.substitute(dims=dims) for expr in self._weight.exprs]
-                value = _widened(body, f"%v{len(reads)}", conv.element)
-                reads.append(exprs)
-                line = _added(body, line, body.binary("mulf", value, factors[1][x], "f32"))
-            total = _added(body, total, body.binary("mulf", line, factors[0][y], "f32"))
-        values = {"filters": self._weight.value}
-        made = self._loop(space, reads, body, total, conv.element, values)
-        sizes = (points * points, conv.groups, conv.filters, conv.channels)
+
+        def value(taps: Sequence[int]) -> str:
+            places = (*(Expr.dim(rank + i) for i in range(3)), *map(Expr.const, taps))
+            dims = dict(enumerate(places))
+            reads.append([expr.substitute(dims=dims) for expr in self._weight.exprs])
+            return _widened(body, f"%v{len(reads) - 1}", conv.element)
+
+        total = _combined(body, summands, value)
+        made = self._loop(space, reads, body, total, conv.element, {"filters": self._weight.value})
+        sizes = (product(self._points), conv.groups, conv.filters, conv.channels)
         return self._view(made, sizes, (*self._point(), *map(Expr.dim, range(1, 4))))
 
     def _multiply(self, pixels: Any, filters: Any) -> Any:
         """[point, group, tile, filter]"""
         conv = self._conv
-        space = (
-            self._points * self._points,
-            conv.groups,
-            self._all_tiles,
-            conv.filters,
-            conv.channels,
-        )
+        space = (product(self._points), conv.groups, self._all_tiles, conv.filters, conv.channels)
         point, group, row, column, k = map(Expr.dim, range(5))
         lhs, rhs = map_text(5, [point, group, row, k]), map_text(5, [point, group, column, k])
         body = f"""
@@ -226,44 +225,33 @@ class _Rewrite:
         return made
 
     def _transform_back(self, products: Any) -> Any:
-        """A^T m A of every tile: (n, g, rows, columns, filters)."""
+        """A^T m A of every tile: (n, g, pixels.., filters)."""
         conv = self._conv
-        space = (conv.batch, conv.groups, conv.rows, conv.columns, conv.filters)
+        space = (conv.batch, conv.groups, *conv.pixels, conv.filters)
         body = BodyText()
-        image, group, row, column, channel = map(body.dim, range(5))
-        size = body.constant(self._algorithm.tile)
-        height, width = map(body.size, self._tiles)
-        place = body.add(body.mul(image, height), body.floordiv(row, size))
-        place = body.add(body.mul(place, width), body.floordiv(column, size))
-        sides = [
-            [
-                (
-                    body.one_of(output, [body.constant(i) for i in slot.places], "index"),
-                    body.one_of(output, [body.number(float(i)) for i in slot.factors], "f32"),
-                )
-                for slot in slots(self._algorithm.outputs)
-            ]
-            for output in (body.mod(row, size), body.mod(column, size))
-        ]
-        points = body.constant(self._algorithm.points)
-        total = ""
-        for point_y, factor_y in sides[0]:
-            line = ""
-            for point_x, factor_x in sides[1]:
-                point = body.add(body.mul(point_y, points), point_x)
-                product = body.value(
-                    f"tensor.extract %products[{point}, {group}, {place}, {channel}] : "
-                    f"{products.type}"
-                )
-                line = _added(body, line, body.binary("mulf", product, factor_x, "f32"))
-            total = _added(body, total, body.binary("mulf", line, factor_y, "f32"))
+        place, group, *pixels, channel = map(body.dim, range(len(space)))
+        summands = []
+        for side, pixel, tiles in zip(self._sides, pixels, self._tiles, strict=True):
+            tile = body.constant(side.tile)
+            place = body.add(body.mul(place, body.size(tiles)), body.floordiv(pixel, tile))
+            summands.append(_summands(body, side.outputs, body.mod(pixel, tile)))
+
+        def value(points: Sequence[str]) -> str:
+            number, *rest = points
+            for point, side in zip(rest, self._sides[1:], strict=True):
+                number = body.add(body.mul(number, body.constant(side.points)), point)
+            return body.value(
+                f"tensor.extract %products[{number}, {group}, {place}, {channel}] : {products.type}"
+            )
+
+        total = _combined(body, summands, value)
         return self._loop(space, [], body, total, self._result_element, {"products": products})
 
     # Ops ------------------------------------------------------------------------------------------
 
-    def _point(self) -> tuple[Expr, Expr]:
-        """The points along both dims from the number of both."""
-        return Expr.dim(0) // self._points, Expr.dim(0) % self._points
+    def _point(self) -> list[Expr]:
+        """The points along each dim from the number of all."""
+        return _digits(Expr.dim(0), self._points)
 
     def _view(self, value: Any, sizes: Sequence[Expr], exprs: Sequence[Expr]) -> Any:
         with ir.InsertionPoint(self._conv.op), self._conv.op.location:
@@ -302,9 +290,47 @@ class _Rewrite:
         return made
 
 
-def _tile_of(number: Expr, height: Expr, width: Expr) -> tuple[Expr, Expr, Expr]:
-    """Image, row and column of a tile by its number."""
-    return number // (height * width), number // width % height, number % width
+def _digits(number: Expr, sizes: Sequence[Expr]) -> list[Expr]:
+    """Indices along dims from one over all of them, the last dim moving fastest."""
+    found: list[Expr] = []
+    for size in reversed(sizes[1:]):
+        found.insert(0, number % size)
+        number = number // size
+    return [number, *found]
+
+
+def _summands(body: BodyText, matrix: Matrix, row: str) -> list[tuple[str, str]]:
+    """Of a row of a transform that is known when the code runs: places and factors."""
+    return [
+        (
+            body.one_of(row, [body.constant(place) for place in slot.places], "index"),
+            body.one_of(row, [body.number(float(factor)) for factor in slot.factors], "f32"),
+        )
+        for slot in slots(matrix)
+    ]
+
+
+def _combined(
+    body: BodyText,
+    summands: Sequence[Sequence[tuple[_T, str]]],
+    value: Callable[[Sequence[_T]], str],
+    chosen: tuple[_T, ...] = (),
+) -> str:
+    """A sum along every dim, the last one innermost.
+
+    Args:
+        body: where its lines go.
+        summands: of each dim, with their factors.
+        value: the value at one summand a dim.
+        chosen: the summands of the dims ahead of these.
+    """
+    if not summands:
+        return value(chosen)
+    total = ""
+    for each, factor in summands[0]:
+        inner = _combined(body, summands[1:], value, (*chosen, each))
+        total = _added(body, total, body.binary("mulf", inner, factor, "f32"))
+    return total
 
 
 def _added(body: BodyText, total: str, summand: str) -> str:
