@@ -37,6 +37,7 @@ from shapejit.outputs import GivenOutputs
 from shapejit.report_graphs import GraphStats
 from shapejit.shape_calls import OutputSpec, ShapeCall, ShapeCalls
 from shapejit.signature import Signature
+from shapejit.size_limits import MOST_BYTES, SizeLimits
 from shapejit.weights import Buffers, Weights, as_readable
 
 _LOG = logs.logger("runtime")
@@ -176,6 +177,7 @@ class Program(nn.Module):
             for number, state in enumerate(states)
         ]
         self._outputs = _tensor_outputs(artefacts, device)
+        self._limits = SizeLimits(artefacts)
         self._given = GivenOutputs(
             [spec.dtype for spec in artefacts.outputs if isinstance(spec, TensorOutput)],
             device,
@@ -349,7 +351,18 @@ class Program(nn.Module):
         plan: tuple[int, ...] = self._read_plan(native_plan)
         if plan[-1]:
             self._raise_constraint(plan[-1], symbols)
+        if self._limits.unbounded:
+            self._check_limits(symbols)
         return plan
+
+    def _check_limits(self, symbols: list[int]) -> None:
+        excess = self._limits.excess(self.signature.with_derived(symbols))
+        if excess is not None:
+            raise ErrorId.SJ_SHAPE_010.error(
+                values=values_text(symbols, self.artefacts.symbols),
+                what=f"{excess} bytes of working memory or for a result",
+                reason=f"no more than {MOST_BYTES} are counted",
+            )
 
     def _raise_constraint(self, code: int, symbols: list[int]) -> NoReturn:
         specs, constraints = self.artefacts.symbols, self.artefacts.constraints
