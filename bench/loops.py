@@ -9,7 +9,7 @@ Sets of shapes:
 - ``norms``: layer norms of other widths and softmax, of odd lengths too;
 - ``columns``: sums over the tokens of each text, with a mask;
 - ``pointwise``: additions of 1000 to 67 million elements;
-- ``long``: softmax and sums of few long rows and columns, which clusters of CTAs share;
+- ``long``: softmax and sums of few long rows and columns, which several CTAs share;
 - ``scans``: running sums of masks, of probabilities, of one long row;
 - ``sorts``: sorts and heads of them: of logits, of boxes' scores, of one long row.
 
@@ -21,6 +21,7 @@ the goal is 0.85 of its rate, with ``--megabytes 300``, so that all comes from m
 
     python bench/loops.py
     python bench/loops.py --sets norms --compile --megabytes 300
+    python bench/loops.py --only "masked sum" "softmax (512, 50257)" --megabytes 300
 
 Writes ``bench/results/loops-<GPU>.json``.
 """
@@ -51,8 +52,8 @@ MINILM_ROWS = (3, 64, 512, 2048, 8192)
 TEXTS = ((1, 3), (1, 256), (8, 64), (32, 64), (32, 256))
 NORMS = ((8192, 768), (8192, 1024), (264, 4096), (8192, 4096), (1, 8192), (8192, 8192))
 SOFTMAXES = (
-    (6144, 128), (6144, 200), (6144, 201), (4096, 1000), (4096, 1001), (512, 8192), (512, 50257),
-    (8, 128256),
+    (6144, 128), (6144, 200), (6144, 201), (4096, 1000), (4096, 1001), (512, 8192), (4096, 8192),
+    (4096, 16384), (64, 50257), (512, 50257), (512, 128256), (8, 128256),
 )  # fmt: skip
 LONG_ROWS = ((1, 32000), (1, 128256), (4, 128256), (16, 128256), (4, 1000000), (1, 4000000))
 LONG_COLUMNS = ((1, 100000, 64), (1, 20000, 768), (4, 100000, 100))
@@ -197,8 +198,13 @@ def main() -> None:
     sets = ("minilm", "norms", "columns", "pointwise", "long", "scans", "sorts")
     parser = parser_of(__doc__, sets)
     parser.add_argument("--compile", action="store_true", help="also against torch.compile")
+    parser.add_argument("--only", nargs="*", default=[""], help="cells with one of these texts")
     arguments = parser.parse_args()
-    cells = [*loop_cells(), *row_cells()]
+    cells = [
+        cell
+        for cell in (*loop_cells(), *row_cells())
+        if any(text in f"{cell.kind} {cell.sizes}" for text in arguments.only)
+    ]
     cells = [dataclasses.replace(cell, compiled=arguments.compile) for cell in cells]
     run("loops", cells, arguments)
 

@@ -92,8 +92,8 @@ _ROW_REGISTERS_BESIDE, _WIDE_REGISTERS = {1: 20, 2: 20, 4: 28, 8: 44}, 12
 _BY_ROWS = ((2, (64, 1)), (8, (128, 2)), (None, (256, 4)))
 _BY_VECTORS = ((512, (128, 4)), (None, (512, 2)))
 _BY_ELEMENTS = ((1024, (256, 1, 4)), (None, (512, 2, 8)))
-# Steps of the reduced dims, and elements, from which on it pays that a cluster shares columns.
-_CLUSTER_STEPS, _CLUSTER_ELEMENTS = 4096, 1 << 20
+# Steps of the reduced dims, and elements, from which on it pays that all CTAs share columns.
+_LONG_STEPS, _LONG_ELEMENTS = 4096, 1 << 20
 # Bytes that a multiprocessor has to have asked for so that memory is never idle: its share of
 # 4.8 TB/s in a latency of a microsecond. And vectors that a thread asks for together at most.
 _BYTES_ON_THEIR_WAY, _MOST_VECTORS = 40000, 4
@@ -275,25 +275,26 @@ class Chooser:
             most = None if elements is None else elements * self._processors
             tiers.append(_Tier(most, schedule, reason))
         longest = self._ranges.bounds(product(phase.loop.space[phase.kept :]))[1]
-        if longest is not None and longest < _CLUSTER_STEPS:
+        if longest is not None and longest < _LONG_STEPS:
             return self._by(product(phase.loop.space), tiers)
-        return self._clustered_columns(phase, tiers)
+        return self._long_columns(phase, tiers, lengths[0])
 
-    def _clustered_columns(self, phase: Columns, tiers: Sequence[_Tier]) -> Choice:
-        """The schedules of long columns: clusters share them where they are so few that CTAs would
+    def _long_columns(self, phase: Columns, tiers: Sequence[_Tier], length: int) -> Choice:
+        """The schedules of long columns: all CTAs share them where they are so few that most would
         be idle."""
         *others, last = tiers
         found = [Tier(tier.most, None, tier.schedule, tier.reason) for tier in others]
-        found.append(Tier(_CLUSTER_ELEMENTS, None, last.schedule, last.reason))
-        for cluster in CLUSTERS:
-            units = self._processors // cluster
-            schedule = replace(last.schedule, ctas=1, cluster=cluster)
-            schedule = replace(schedule, warps=schedule.threads // WARP)
-            columns = units * schedule.vector * WARP
-            reason = f"up to {columns} columns, shared by the warps of {cluster} CTAs"
-            found.append(Tier(None, columns, schedule, reason))
+        found.append(Tier(_LONG_ELEMENTS, None, last.schedule, last.reason))
+        units = self._processors * last.schedule.ctas
+        lanes, space = WARP, phase.loop.space
+        columns = self._ranges.bounds(space[phase.kept - 1])[1]
+        while columns is not None and lanes // 2 * length >= columns and lanes > 1:
+            lanes //= 2
+        schedule = replace(last.schedule, vector=length, chunks=units, lanes=lanes, units=True)
+        most = units // 2 * length * lanes
+        reason = f"up to {most} columns, whose steps {units} CTAs share"
+        found.append(Tier(None, most, schedule, reason))
         found.append(Tier(None, None, last.schedule, last.reason))
-        space = phase.loop.space
         return boxes([product(space), product(space[: phase.kept])], found, self._ranges, self.text)
 
     # Rows -----------------------------------------------------------------------------------------
@@ -339,7 +340,9 @@ class Chooser:
             chunks = self._most_shared(phase, threads, ctas)
             tier = self._shared_tier(phase, threads, ctas, cluster, chunks)
             bound = tier.schedule.row_capacity
-            tiers.append((bound, [*self._cluster_tiers(phase, most, lengths, cluster), tier]))
+            clusters = self._cluster_tiers(phase, most, lengths, cluster)
+            pairs = self._pair_tiers(phase, None, cluster)
+            tiers.append((bound, [*clusters, *pairs, tier]))
             if most is not None and bound >= most:
                 return [*tiers[:-1], (None, tiers[-1][1])]
         return [*tiers, (None, self._row_tiers(phase, most, lengths))]
@@ -388,12 +391,15 @@ class Chooser:
             if kept * self._words <= most and size * registers <= _REGISTERS:
                 schedule = LoopSchedule(length, warps, max(counts[length], 1), size, 1)
                 return self._by_rows(schedule, registers, kept, few=few)
-        last = self._fitting_tier(phase, longest)
-        if last is None:
-            schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
-            schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1)
-            last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
-        return [*self._cluster_tiers(phase, longest, lengths, last.schedule.cluster), last]
+        fitting = self._fitting_tier(phase, longest)
+        if fitting is not None:
+            least = fitting.schedule.cluster
+            clusters = self._cluster_tiers(phase, longest, lengths, least)
+            return [*clusters, *self._pair_tiers(phase, longest, least), fitting]
+        schedule = LoopSchedule(lengths[0], _LONG_WARPS, 0, _LONG_WARPS * WARP, 1)
+        schedule = replace(schedule, ctas=_LONG_CTAS if self._widest <= 2 else 1)
+        last = _Tier(None, schedule, f"{_LONG_WARPS} warps a row, read again in every pass")
+        return [*self._cluster_tiers(phase, longest, lengths, 1), last]
 
     def _cluster_tiers(
         self, phase: Rows, longest: int | None, lengths: Sequence[int], least: int
@@ -473,6 +479,23 @@ class Chooser:
                 if chunks <= self._most_shared(phase, threads, ctas):
                     return self._shared_tier(phase, threads, ctas, cluster, chunks)
         return None
+
+    def _pair_tiers(self, phase: Rows, longest: int | None, least: int) -> list[_Tier]:
+        """The schedule of no more rows than multiprocessors: two CTAs share each, so that a
+        multiprocessor has two all the same. None if more CTAs share rows however many there are.
+
+        Args:
+            longest: elements of the longest row; None for as many as there is room for.
+            least: CTAs that share rows however many there are.
+        """
+        if least > 1:
+            return []
+        threads, ctas = _SHARED_FORMS[-1]
+        chunks = self._most_shared(phase, threads, ctas)
+        if longest is not None:
+            chunks = max(-(-(longest // self._shared_length(phase)) // (2 * threads)), 1)
+        tier = self._shared_tier(phase, threads, ctas, 2, chunks)
+        return [replace(tier, most=self._processors)]
 
     def _shared_by_few(self, phase: Rows, longest: int | None, cluster: int) -> LoopSchedule | None:
         """The schedule of a few rows that clusters keep in shared memory, those of any length as

@@ -13,6 +13,7 @@ from shapejit.gpu.interface import Grid, KernelInterface
 from shapejit.passes.buckets.device import Device
 from shapejit.passes.gpu_loops.bodies import check_body, compute_type
 from shapejit.passes.gpu_loops.choice import SizeRanges, choose_schedules
+from shapejit.passes.gpu_loops.column_units import check_column_units
 from shapejit.passes.gpu_loops.columns import columns_units, emit_columns
 from shapejit.passes.gpu_loops.emission import Emission
 from shapejit.passes.gpu_loops.phases import Columns, Phase, Points, Rows, phases
@@ -171,14 +172,16 @@ def _check_fit(
     for phase in found:
         if isinstance(phase, Sort):
             check_sort(phase, schedule)
-    if schedule.units:
+    if schedule.units and any(isinstance(phase, Columns) for phase in found):
+        check_column_units(found, schedule)
+    elif schedule.units:
         check_units(found, schedule)
     if schedule.shared:
         _check_shared(problem, found, schedule)
-    warps = schedule.threads // 32
-    if any(isinstance(phase, Columns) for phase in found) and schedule.vector > warps:
+    block = schedule.vector * schedule.lanes
+    if any(isinstance(phase, Columns) for phase in found) and block > schedule.threads:
         raise LoweringError(
-            f"reduces blocks of {schedule.vector * 32} columns with {schedule.threads} threads; "
+            f"reduces blocks of {block} columns with {schedule.threads} threads; "
             "there is at least a thread a column"
         )
 

@@ -14,6 +14,8 @@ A schedule says nothing about sizes, but for how much of a row is kept in regist
     loops_v8_w16_k13_t512_c2_shared    16 warps a row, which lies in shared memory
     loops_v4_w16_k4_t512_c2_units  a scan whose rows are cut into units of 4 vectors a thread, which
                                    any CTA takes
+    loops_v8_w1_k264_t512_c2_l8_units    up to 264 units of columns, of which groups of 8 lanes have
+                                   neighbouring ones
     loops_v1_w1_k0_t256_c4_wide    indices of 64 bits
 """
 
@@ -26,8 +28,8 @@ from shapejit.passes.nvgpu.errors import LoweringError
 
 _NAME = re.compile(
     r"loops_v(?P<vector>\d+)_w(?P<warps>\d+)_k(?P<chunks>\d+)_t(?P<threads>\d+)"
-    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?P<shared>_shared)?(?P<fetches>_next)?"
-    r"(?P<units>_units)?(?P<wide>_wide)?"
+    r"_c(?P<ctas>\d+)(?:_x(?P<cluster>\d+))?(?:_l(?P<lanes>\d+))?(?P<shared>_shared)?"
+    r"(?P<fetches>_next)?(?P<units>_units)?(?P<wide>_wide)?"
 )
 
 WARP = 32
@@ -48,10 +50,12 @@ class LoopSchedule:
         threads: of a CTA.
         ctas: that a multiprocessor holds at once.
         cluster: CTAs that share a row, a power of 2; each row then takes all warps of each of them.
+        lanes: of a warp that have neighbouring columns, a power of 2; others have other steps.
         shared: whether rows are kept in shared memory instead, a CTA's part of a row at a time.
         fetches: whether a row that is kept has the next one of its team fetched into the
             second-level cache, so that memory works on while rows are computed.
-        units: whether all CTAs share the rows of a scan; `chunks` are then a thread's of a unit.
+        units: whether all CTAs share the rows of a scan, with `chunks` a thread in a unit, or the
+            reduced dims of columns, which have up to `chunks` units.
         wide: whether indices have 64 bits; else no tensor has more than `MAX_NARROW` elements.
     """
 
@@ -61,6 +65,7 @@ class LoopSchedule:
     threads: int = 256
     ctas: int = 4
     cluster: int = 1
+    lanes: int = WARP
     shared: bool = False
     fetches: bool = False
     units: bool = False
@@ -74,6 +79,7 @@ class LoopSchedule:
     def __str__(self) -> str:
         text = f"loops_v{self.vector}_w{self.warps}_k{self.chunks}_t{self.threads}_c{self.ctas}"
         text += f"_x{self.cluster}" if self.cluster > 1 else ""
+        text += f"_l{self.lanes}" if self.lanes < WARP else ""
         text += "_shared" if self.shared else ""
         text += "_next" if self.fetches else ""
         text += "_units" if self.units else ""
@@ -99,6 +105,7 @@ class LoopSchedule:
             threads=int(match["threads"]),
             ctas=int(match["ctas"]),
             cluster=int(match["cluster"] or 1),
+            lanes=int(match["lanes"] or WARP),
             shared=match["shared"] is not None,
             fetches=match["fetches"] is not None,
             units=match["units"] is not None,
@@ -113,7 +120,7 @@ class LoopSchedule:
         Raises:
             LoweringError: a rule is broken; the text says which.
         """
-        powers = ("vector", "warps", "cluster")
+        powers = ("vector", "warps", "cluster", "lanes")
         for name, value in ((each, getattr(self, each)) for each in powers):
             if value < 1 or value & (value - 1):
                 raise LoweringError(f"has {name} = {value} in its schedule; it is a power of 2")
@@ -133,6 +140,10 @@ class LoopSchedule:
             raise LoweringError(
                 f"has rows of {self.cluster} CTAs with {self.warps} warps of each in its schedule; "
                 f"up to {_MAX_CLUSTER} CTAs share a row, with all of their warps"
+            )
+        if self.lanes > WARP:
+            raise LoweringError(
+                f"has {self.lanes} lanes side by side in its schedule; a warp has {WARP}"
             )
         if self.shared and (not self.chunks or self.warps * WARP != self.threads):
             raise LoweringError(

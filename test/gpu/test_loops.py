@@ -295,7 +295,7 @@ def test_softmax_of_few_long_rows(device: Device, rows: int, length: int) -> Non
 @pytest.mark.parametrize(("m", "n"), [(1000000, 3), (100003, 64), (20000, 700), (5000, 4000)])
 def test_sums_of_few_long_columns(device: Device, m: int, n: int) -> None:
     x = torch.rand(m, n)
-    [y] = run(sharing.sums(0), device, x)
+    [y] = run(samples.sums(0), device, x)
     torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-5, atol=1e-5)
 
 

@@ -32,6 +32,7 @@ def schedule(sample: Sample, sizes: Ranges | None = None) -> LoopSchedule:
         "loops_v1_w32_k16_t1024_c1_wide",
         "loops_v16_w4_k1_t128_c8",
         "loops_v8_w16_k13_t512_c2_x4_shared_next_wide",
+        "loops_v8_w1_k264_t512_c2_l8_units",
     ],
 )
 def test_text_of_a_schedule(text: str) -> None:
@@ -48,6 +49,8 @@ def test_text_of_a_schedule(text: str) -> None:
         ("loops_v1_w1_k0_t2048_c1", "multiples of 32 up to 1024"),
         ("loops_v1_w4_k0_t256_c4", "rows of 4 warps in CTAs of 256 threads; rows that several"),
         ("loops_v1_w1_k0_t256_c0", "no CTA on a multiprocessor"),
+        ("loops_v8_w1_k4_t256_c4_l64_units", "has 64 lanes side by side in its schedule; a warp"),
+        ("loops_v8_w1_k4_t256_c4_l3_units", "lanes = 3 in its schedule; it is a power of 2"),
         ("loops_v8_w8_k0_t256_c4_shared", "rows of 0 vectors a thread in shared memory"),
         ("loops_v8_w1_k4_t256_c4_shared", "1 warps of CTAs of 256 threads; there is at least a"),
     ],
@@ -93,6 +96,7 @@ def test_rows_too_long_for_registers_lie_in_shared_memory() -> None:
         (16, False),
         (8, False),
         (4, True),
+        (2, True),  # a row for each multiprocessor leaves each two CTAs
     ]
     assert all(each.row_capacity >= 50256 for each in chosen)
     assert [bucket[:2] for bucket in kernel.buckets][:2] == [((0,), (8,)), ((9,), (16,))]
@@ -140,7 +144,11 @@ def test_rows_of_unknown_length_have_variants_by_length() -> None:
         ((1025, 1), (8192, 5000)),
         *(
             ((lower, fewest), (upper, most))
-            for lower, upper in ((8193, 26624), (26625, 53248), (53249, 106496))
+            for lower, upper in ((8193, 26624), (26625, 53248))
+            for fewest, most in ((1, 8), (9, 16), (17, 33), (34, 132), (133, 5000))
+        ),
+        *(
+            ((53249, fewest), (106496, most))
             for fewest, most in ((1, 8), (9, 16), (17, 33), (34, 5000))
         ),
         ((106497, 1), (425984, 8)),
@@ -156,7 +164,7 @@ def test_rows_of_unknown_length_have_variants_by_length() -> None:
     assert len(set(kernel.variants)) == 10
     assert all(each.shared for each in chosen[2:-1])
     assert (chosen[-1].chunks, chosen[-1].shared) == (0, False)
-    assert [each.cluster for each in chosen[2:6]] == [16, 8, 4, 1]
+    assert [each.cluster for each in chosen[2:7]] == [16, 8, 4, 2, 1]
 
 
 def test_all_rows_of_a_variant_have_room() -> None:

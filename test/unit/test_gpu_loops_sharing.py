@@ -82,10 +82,28 @@ def test_large_spaces_have_several_vectors_on_their_way() -> None:
 
 def test_columns_are_shared_where_they_are_few_and_long() -> None:
     kernel = GpuKernel(sums(0), sizes={0: (0, 1 << 20), 1: (0, 5000)})
-    clusters = [LoopSchedule.parse(variant).cluster for _, _, variant, _ in kernel.buckets]
-    assert clusters == [1, 1, 16, 8, 4, 1]
+    chosen = [LoopSchedule.parse(variant) for _, _, variant, _ in kernel.buckets]
+    assert [each.units for each in chosen] == [False, False, True]
+    wide = GpuKernel(sums(0), sizes={0: (0, 1 << 20), 1: (0, 1 << 17)})
+    assert [LoopSchedule.parse(variant).units for variant in wide.variants][2:] == [True, False]
     short = GpuKernel(sums(0), sizes={0: (0, 512), 1: (0, 5000)})
-    assert {LoopSchedule.parse(variant).cluster for variant in short.variants} == {1}
+    assert not any(LoopSchedule.parse(variant).units for variant in short.variants)
+
+
+@pytest.mark.parametrize(
+    ("element", "width", "expected"),
+    [("bf16", 8, (8, 1)), ("bf16", 64, (8, 8)), ("bf16", 768, (8, 32)), ("f32", 100, (4, 32))],
+)
+def test_lanes_are_as_many_as_there_are_vectors(
+    element: str, width: int, expected: tuple[int, int]
+) -> None:
+    text = samples.column_sum(element, width).text
+    kernel = GpuKernel(text, sizes={0: (4, 4), 1: (1 << 18, 1 << 18), 2: (0, 0)})
+    [chosen] = [LoopSchedule.parse(variant) for variant in kernel.variants]
+    assert chosen.units
+    assert (chosen.vector, chosen.lanes) == expected
+    [resources] = kernel.assemble().resources.values()
+    assert not resources.spill_store_bytes
 
 
 def test_vocabularies_are_shared_where_rows_are_few() -> None:
