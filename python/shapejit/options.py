@@ -31,9 +31,9 @@ class CompileOptions:
             "x86-64-v3", for programs that are saved for other machines.
         deterministic: the same inputs give the same bits on every call; on the cpu target they
             do in any case.
-        float32_precision: of products of float32 on a GPU: "ieee"; "tf32", which lets tensor cores
-            round their factors to 11 bits; or "auto", as PyTorch is set when the model is compiled,
-            for products (torch.set_float32_matmul_precision) and for convolutions
+        float32_precision: of products of float32 on a GPU: "ieee", as exactly as that; "tf32",
+            which lets tensor cores round their factors to 11 bits; or "auto", as PyTorch is set
+            when the model is compiled, for products (torch.set_float32_matmul_precision) and for convolutions
             (torch.backends.cudnn.conv.fp32_precision, which allows tf32 by default).
         float32_conv_precision: the same of convolutions alone; "auto" leaves it to
             float32_precision.
@@ -41,10 +41,10 @@ class CompileOptions:
             others while it is called already; not if `deterministic`. See docs/gpu.md.
         max_regions: most regions of shapes that get code of their own, at least 1; the cpu target
             needs one.
-        winograd: whether 3x3 convolutions on a GPU use Winograd's algorithm: "auto", where it pays;
-            "off"; "force", wherever it can be used.
-        max_rel_error: relative error that it may have. The default allows F(2x2,3x3) of float32,
-            which is as accurate as a direct sum; see docs/winograd.md.
+        winograd: whether convolutions of three taps a dim on a GPU use Winograd's algorithm:
+            "auto", where it pays; "off"; "force", wherever it can be used.
+        max_rel_error: relative error that it may have. The default allows F(2,3) and F(2x2,3x3) of
+            float32, which are as accurate as a direct sum; see docs/winograd.md.
         free_original: give back the memory of weights of which only packed copies are read. The
             tensors of the original module become empty.
         verify_each: verify all types and shapes after each stage; False leaves it to the knob
