@@ -33,8 +33,8 @@ class CompileOptions:
             do in any case.
         float32_precision: of products of float32 on a GPU: "ieee", as exactly as that; "tf32",
             which lets tensor cores round their factors to 11 bits; or "auto", as PyTorch is set
-            when the model is compiled, for products (torch.set_float32_matmul_precision) and for convolutions
-            (torch.backends.cudnn.conv.fp32_precision, which allows tf32 by default).
+            when the model is compiled, for products (torch.set_float32_matmul_precision) and for
+            convolutions (torch.backends.cudnn.conv.fp32_precision, which allows tf32 by default).
         float32_conv_precision: the same of convolutions alone; "auto" leaves it to
             float32_precision.
         background: whether a program for a GPU starts with one variant of each kernel, and gets the
