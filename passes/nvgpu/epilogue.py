@@ -3,12 +3,13 @@
 """The epilogue of a consumer: extras, the scalar body on every sum, the stores.
 
 Sums are taken in chunks that the store can take at once. The extras of a chunk are loaded while the
-chunk before it is stored, the first ones while the last products are in flight.
+chunk before it is stored, the first ones while the last products are in flight. With the first ones
+comes all of an extra that is the same in all rows, if there are registers: the fences of stores may
+wait for loads as well. One extra of the size of the result may come through shared memory.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from shapejit.ir import element_bytes
@@ -25,7 +26,8 @@ from shapejit.passes.nvgpu.problem import (
     result_matrix,
     weight_matrix,
 )
-from shapejit.passes.nvgpu.stores import Chunk, Store
+from shapejit.passes.nvgpu.ring_extras import ArrivingTile
+from shapejit.passes.nvgpu.stores import Chunk, Store, chunks_of
 from shapejit.symbolic.expr import ONE
 
 # Registers of a thread for sums, and for extras of a chunk that are not needed yet.
@@ -88,20 +90,33 @@ class Epilogue:
     def _tile_reader(self, origin: TileOrigin) -> TileReader:
         return TileReader(self._function, self._readers, self._directions, self._threads, origin)
 
-    def tile(self, origin: TileOrigin, blocks: int, columns: int) -> TileEpilogue:
-        """The epilogue of one tile of a consumer: ``blocks`` times 64 rows by ``columns``."""
+    def tile(
+        self,
+        origin: TileOrigin,
+        blocks: int,
+        columns: int,
+        arriving: ArrivingTile | None = None,
+    ) -> TileEpilogue:
+        """The epilogue of one tile of a consumer: ``blocks`` times 64 rows by ``columns``.
+
+        Args:
+            arriving: an extra that the producer brings.
+        """
         reader = self._tile_reader(origin)
-        groups, step = columns // 8, self.store.groups
-        places = itertools.product(range(blocks), range(0, groups, step))
-        chunks = [
-            Chunk(number, block, range(first, min(first + step, groups)))
-            for number, (block, first) in enumerate(places)
-        ]
+        reader.arriving = arriving
+        step = self.store.groups
         sums = len(self._problem.weights) * blocks * columns // 2
         # Of a group a thread has four elements; two of 16 bits are a register.
         extras = step * sum(element_bytes(extra.element) for extra in self._problem.extras)
         ahead = sums + extras <= _SUMS_AND_EXTRAS
-        return TileEpilogue(self, reader, origin, chunks, ahead=ahead)
+        # What is the same in all rows is half as much of a chunk, of all of the tile's at once.
+        in_row = sum(each.bytes for each in self._readers if each.has_one_row)
+        extras += in_row * (columns // 8 // 2 - step)
+        row_ahead = sums + extras <= _SUMS_AND_EXTRAS
+        chunks = chunks_of(blocks, columns, step)
+        return TileEpilogue(
+            self, reader, origin, chunks, arriving, ahead=ahead, row_ahead=row_ahead
+        )
 
     def extras_at(self, dims: Mapping[int, Num]) -> list[Value]:
         """The extras of the element at indices of the result's dims."""
@@ -145,14 +160,20 @@ class TileEpilogue:
         reader: TileReader,
         origin: TileOrigin,
         chunks: Sequence[Chunk],
+        arriving: ArrivingTile | None,
         *,
         ahead: bool,
+        row_ahead: bool,
     ) -> None:
         self._epilogue, self._reader, self._ahead = epilogue, reader, ahead
-        self._origin, self._chunks = origin, chunks
+        self._origin, self._chunks, self._arriving = origin, chunks, arriving
+        self._row_ahead = row_ahead
 
     def prefetch(self) -> None:
-        """Starts the loads of the first chunk's extras."""
+        """Starts the loads of the first chunk's extras, and maybe of a row that is that of all."""
+        if self._row_ahead:
+            groups = range(self._chunks[-1].groups.stop)
+            self._reader.prefetch_row(groups)
         self._start(0)
 
     def _start(self, number: int) -> None:
@@ -166,10 +187,22 @@ class TileEpilogue:
         Args:
             sums: registers by product and 64-row block.
         """
-        for chunk in self._chunks:
+        self._read(self._chunks[0], awaited=True)
+        for chunk, after in zip(self._chunks, [*self._chunks[1:], None], strict=True):
             of_block = [product[chunk.block] for product in sums]
             results = self._epilogue.compute(self._reader, chunk, of_block)
             # After the sums of this chunk have given their registers up.
-            if chunk.number + 1 < len(self._chunks):
-                self._start(chunk.number + 1)
+            if after is not None:
+                self._start(after.number)
+            self._read(after, awaited=False)
             self._epilogue.store.store(self._origin, chunk, results)
+            if self._arriving is not None:
+                self._arriving.release()  # behind the fence and the barrier of the store
+            self._read(after, awaited=True)
+
+    def _read(self, chunk: Chunk | None, *, awaited: bool) -> None:
+        """Reads what the producer brought of a chunk, if that is awaited first as stated."""
+        if self._arriving is None or chunk is None:
+            return
+        if self._arriving.is_first(chunk) == awaited:
+            self._arriving.read(chunk)

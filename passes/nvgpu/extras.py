@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from mlir.dialects import llvm
 
@@ -48,6 +48,7 @@ from shapejit.passes.nvgpu.memory import (
     storage_type,
 )
 from shapejit.passes.nvgpu.problem import Access, is_half
+from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.passes.nvgpu.wgmma import ROWS, Fragment
 from shapejit.symbolic import Expr
 from shapejit.symbolic.expr import ONE, ZERO
@@ -74,9 +75,28 @@ class Directions:
 
     def is_even(self, size: Expr) -> bool:
         """Whether a size is known to be a multiple of 2."""
-        if all(coefficient % 2 == 0 for _, coefficient in size.terms):
+        return self._is_multiple(size, 2)
+
+    def suits_maps(self, stride: Expr) -> bool:
+        """Whether a stride is known to be a multiple of 16 bytes, of elements as the factors'."""
+        return self._is_multiple(stride, MAP_ALIGNMENT // 2)
+
+    def _is_multiple(self, size: Expr, divisor: int) -> bool:
+        if all(coefficient % divisor == 0 for _, coefficient in size.terms):
             return True
         return any(size.exact_div(known) is not None for known in self.aligned)
+
+
+class Arriving(Protocol):
+    """An extra that comes to shared memory while the tile is multiplied."""
+
+    @property
+    def number(self) -> int:
+        """Of the extra."""
+
+    def pairs(self, block: int, group: int) -> list[Value]:
+        """A thread's elements of a group of the chunk that was read last: by row half two
+        neighbouring columns of it, packed in an i32."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +165,12 @@ class ExtraReader:
         others = (across, self._access.start, *map(self._stride, batch_dims))
         return along == ONE and all(map(self._directions.is_even, (size, *others)))
 
+    @property
+    def has_one_row(self) -> bool:
+        """Whether two columns come in one load, which is one for all rows."""
+        is_same = self._stride(self._directions.rows) == ZERO
+        return is_same and self.way is Way.COLUMN_PAIRS
+
     def _bytes_along(self, dim: int) -> Num:
         """Bytes from an element to its neighbour along a dim, i64."""
         return self._function.size(self._stride(dim) * self.bytes, 8)
@@ -187,7 +213,12 @@ class TileReader:
         directions: of the tiles.
         threads: where the thread is.
         origin: of the tile.
+
+    Attributes:
+        arriving: the extra that is not read from global memory, if there is one.
     """
+
+    arriving: Arriving | None = None
 
     def __init__(
         self,
@@ -210,8 +241,17 @@ class TileReader:
     def prefetch(self, block: int, groups: range) -> None:
         """Starts the reads of a 64-row block's 8-column groups."""
         for number in range(len(self._readers)):
+            if self.arriving is not None and self.arriving.number == number:
+                continue
             for group in groups:
                 self._quad(number, block, group)
+
+    def prefetch_row(self, groups: range) -> None:
+        """Starts the reads of what is the same in all rows."""
+        for number, reader in enumerate(self._readers):
+            if reader.has_one_row:
+                for group in groups:
+                    self._quad(number, 0, group)
 
     def values(self, block: int, group: int, half: int, side: int) -> list[Value]:
         """The extras at row half ``half`` and column ``side`` of a group, in compute types."""
@@ -227,6 +267,9 @@ class TileReader:
     def _quad(self, number: int, block: int, group: int) -> Quad:
         """The elements of one extra in a group, whose loads are emitted on first use."""
         reader = self._readers[number]
+        if self.arriving is not None and self.arriving.number == number:
+            words = self.arriving.pairs(block, group)
+            return lambda half, side: self._of_pair(reader, [words[half]], side)
         match reader.way:
             case Way.ONCE:
                 one = self._once((number,), lambda: reader.element_at(self._base(number)))
@@ -307,12 +350,18 @@ class TileReader:
         return reader.column_bytes(8)
 
     def _column_pairs(self, number: int, block: int, group: int) -> Quad:
-        reader, inside = self._readers[number], self._inside(self._fragment, group)
-        pairs = []
-        for half in range(2):
+        reader = self._readers[number]
+
+        def pair(block: int, half: int) -> list[Value]:
             line = self._line(number, block, half, self._fragment, 1)
+            inside = self._inside(self._fragment, group)
             offset = 8 * group * reader.bytes
-            pairs.append(ptx.load_pair_if(storage_type(reader.element), line, offset, inside))
+            return ptx.load_pair_if(storage_type(reader.element), line, offset, inside)
+
+        if reader.has_one_row:
+            same = self._once((number, "columns", group), lambda: pair(0, 0))
+            return lambda half, side: self._of_pair(reader, same, side)
+        pairs = [pair(block, half) for half in range(2)]
         return lambda half, side: self._of_pair(reader, pairs[half], side)
 
     def _row_pairs(self, number: int, block: int, group: int) -> Quad:

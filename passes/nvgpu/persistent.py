@@ -20,6 +20,9 @@ When two consumers take *turns*, each has tiles of its own, and one multiplies w
 its epilogue: worth it where K is short. The producer loads the tiles in order; a consumer skips the
 stages of the other's tiles. It waits for its turn first, so that the barriers of its stages are not
 more than one lap behind (their phase is a single bit).
+
+An extra of the size of the result comes through the ring, behind the stages of a tile's K, where
+all of a tile is one CTA's and its consumers take no turns; see `ring_extras`.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ from shapejit.passes.nvgpu.mainloop import (
 from shapejit.passes.nvgpu.problem import result_matrix
 from shapejit.passes.nvgpu.request import GemmRequest
 from shapejit.passes.nvgpu.ring import Ring, Slot, slot_of
+from shapejit.passes.nvgpu.ring_extras import ArrivingTile, RingExtra
+from shapejit.passes.nvgpu.ring_rule import brings_extras
 from shapejit.passes.nvgpu.scheduling import Place, Segment, SharedTiles, TileOrder, WholeTiles
 from shapejit.passes.nvgpu.shared import SharedMemory
 from shapejit.passes.nvgpu.splitting import SplitTiles
@@ -188,10 +193,13 @@ class _Kernel:
             self._epilogue = Epilogue(
                 function, problem, self._directions, self._threads, self._store
             )
+            self._extra = self._find_extra()
             with elected_thread(self._threads, 0):
                 self._ring.initialize()
                 self._operands.prefetch()
                 self._store.prefetch()
+                if self._extra is not None:
+                    self._extra.prefetch()
             function.synchronize()
             function.launch_dependents()
             emit_depthless(function, problem, self._epilogue)
@@ -223,6 +231,22 @@ class _Kernel:
             self._threads,
             consumers=self._schedule.consumers,
             turned=self._schedule.swapped,
+        )
+
+    def _find_extra(self) -> RingExtra | None:
+        """An extra that comes through the ring."""
+        schedule = self._schedule
+        if not brings_extras(schedule) or not isinstance(self._store, StagedStore):
+            return None
+        return RingExtra.find(
+            self._function,
+            self._memory,
+            self._problem,
+            self._directions,
+            self._ring,
+            self._operands.all,
+            (schedule.rows, schedule.columns, schedule.consumers),
+            self._store,
         )
 
     def _plan(self) -> None:
@@ -271,6 +295,8 @@ class _Kernel:
         nvvm.setmaxregister(registers, nvvm.SetMaxRegisterAction.decrease)
         with one_thread_of(self._threads.warp, _WARPS * self._schedule.consumers):
             self._operands.acquire()
+            if self._extra is not None:
+                self._extra.acquire()
             slot = self._ring.first(producer=True)
             ahead = self._load_ahead(slot) if self._loads_ahead else constant(0)
             self._function.await_predecessors()
@@ -279,10 +305,21 @@ class _Kernel:
                 with loop(segment.first, segment.last, 1, outer.carried) as inner:
                     slot, ahead = slot_of(inner.carried), inner.carried[2]
                     self._load(slot, self._indices(place, inner.index), ahead)
+                    if self._extra is not None:
+                        self._fetch_extra(self._extra, place, segment, inner.index)
                     if self._loads_ahead:
                         ahead = select(compare("eq", ahead, 0), 0, sub(ahead, 1))
                     inner.next = [*self._ring.advance(slot).values, ahead]
-                outer.next = inner.results
+                slot, ahead = slot_of(inner.results), inner.results[2]
+                if self._extra is not None:
+                    slot = self._extra.load(slot, self._indices(place, 0))
+                outer.next = [*slot.values, ahead]
+
+    def _fetch_extra(self, extra: RingExtra, place: Place, segment: Segment, stage: Num) -> None:
+        """Brings the tile of an extra to the second-level cache, once the ring was full, lest the
+        first stages wait for it."""
+        with when(compare("eq", stage, umin(sub(segment.last, 1), self._schedule.stages))):
+            extra.fetch(self._indices(place, 0))
 
     def _indices(self, place: Place, stage: Num) -> dict[int, Num]:
         """Where a stage of a tile starts, along every dim of the space."""
@@ -344,7 +381,8 @@ class _Kernel:
         with self._work.segments(self._ring.first(producer=False).values) as (segment, outer):
             slot, last, started = products.start(slot_of(outer.carried), segment.stages)
             # Only now, beside the last products: to find the tile's place takes divisions.
-            tile = self._tile(segment, first_row)
+            arriving = None if self._extra is None else self._extra.tile(slot, self._threads)
+            tile = self._tile(segment, first_row, arriving)
             if partial is None:
                 tile.prefetch()
             sums = products.finish(last, started)
@@ -352,7 +390,7 @@ class _Kernel:
                 tile.emit(sums)
             else:
                 self._finish_segment(partial, segment, tile, sums)
-            outer.next = slot.values
+            outer.next = slot.values if arriving is None else arriving.slot.values
 
     def _consume_in_turns(self) -> None:
         """The same where each consumer has the whole of every second tile."""
@@ -379,11 +417,13 @@ class _Kernel:
         operands, ring = self._operands, self._ring
         return multiplication(self._memory, self._problem, schedule, operands, ring, threads)
 
-    def _tile(self, segment: Segment, first_row: Num) -> TileEpilogue:
+    def _tile(
+        self, segment: Segment, first_row: Num, arriving: ArrivingTile | None = None
+    ) -> TileEpilogue:
         """The epilogue of a consumer's rows of a segment's tile."""
         place = self._order.place(segment.tile, self._units.rank)
         origin = TileOrigin(place.batch, add(place.row, first_row), place.column)
-        return self._epilogue.tile(origin, self._blocks, self._schedule.columns)
+        return self._epilogue.tile(origin, self._blocks, self._schedule.columns, arriving)
 
     def _make_partial(self) -> PartialSums | None:
         if not self._hands_over:

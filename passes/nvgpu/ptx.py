@@ -342,6 +342,23 @@ def load_shared(address: Value, offset: int, count: int) -> list[Value]:
     return [llvm.extractvalue(i32(), words, [i]) for i in range(count)]
 
 
+def load_matrices(address: Value, offset: int, count: int, *, transposed: bool) -> list[Value]:
+    """Two or four 8 x 8 matrices of 16-bit elements in shared memory, two a lane as in a fragment.
+
+    The op of NVVM is no assembly, and is not kept in its place between waits and releases.
+
+    Args:
+        address: of a line of 16 bytes, i32: the lanes' lines are those of the matrices.
+        offset: bytes further.
+    """
+    names = ",".join(f"${number}" for number in range(count))
+    kind = f"x{count}.trans" if transposed else f"x{count}"
+    text = f"ldmatrix.sync.aligned.m8n8.{kind}.shared.b16 {{{names}}}, [${count}+{offset}];"
+    constraints = ",".join([*["=r"] * count, "r", "~{memory}"])
+    words = assembly(struct_of(i32(), count), text, constraints, [address], pure=False)
+    return [llvm.extractvalue(i32(), words, [i]) for i in range(count)]
+
+
 def store_shared(address: Value, offset: int, words: Sequence[Value]) -> None:
     """Four i32 to a shared address, i32, ``offset`` bytes further."""
     text = f"st.shared.v4.b32 [$0+{offset}], {{$1,$2,$3,$4}};"

@@ -10,6 +10,7 @@ whose stores fill whole sectors anyway, and rows that are no multiple of 16 byte
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -75,6 +76,20 @@ class Chunk:
     groups: range
 
 
+def chunks_of(blocks: int, columns: int, groups: int) -> list[Chunk]:
+    """The chunks of a consumer's tile of ``blocks`` times 64 rows.
+
+    Args:
+        groups: of a chunk at most, see `Store.groups`.
+    """
+    every = columns // 8
+    places = itertools.product(range(blocks), range(0, every, groups))
+    return [
+        Chunk(number, block, range(first, min(first + groups, every)))
+        for number, (block, first) in enumerate(places)
+    ]
+
+
 class Store(Protocol):
     """Stores what a consumer computed, chunk by chunk."""
 
@@ -128,6 +143,9 @@ class StagedStore:
         threads: where the thread is.
         consumers: warpgroups that store; each has a staging area of its own.
         turned: whether the tile's rows are columns of the result.
+
+    Attributes:
+        turned: the same.
     """
 
     COLUMNS = _PANEL
@@ -144,7 +162,7 @@ class StagedStore:
         turned: bool,
     ) -> None:
         self._function, self._memory, self._matrix = function, memory, matrix
-        self._threads, self._turned = threads, turned
+        self._threads, self.turned = threads, turned
         self._element = matrix.access.element
         # A panel of 64 rows by 64 columns, or, turned, half of one.
         self.groups = _groups(turned)
@@ -166,7 +184,7 @@ class StagedStore:
         self._first = add(self._offset, mul(threads.warpgroup, 2 * self._half))
         self._leader = compare("eq", and_(threads.thread, WARPGROUP - 1), 0)
         self._barrier = add(threads.warpgroup, 1)
-        self._lane_offset = self._turned_offset() if self._turned else self._plain_offset()
+        self._lane_offset = self._turned_offset() if self.turned else self._plain_offset()
         with when(self._leader):
             self._descriptor.acquire()
 
@@ -202,7 +220,7 @@ class StagedStore:
             nvvm.cp_async_bulk_wait_group(min(chunk.number, 1), read=True)
         self._synchronize()
         lane_offset = add(ptx.unknown(self._lane_offset), half)
-        (self._write_turned if self._turned else self._write)(lane_offset, packed)
+        (self._write_turned if self.turned else self._write)(lane_offset, packed)
         publish_to_tma()
         self._synchronize()
         with when(self._leader):
@@ -231,7 +249,7 @@ class StagedStore:
             add(origin.column, 8 * chunk.groups.start),
         )
         boxes = [(column, row)]
-        if self._turned:
+        if self.turned:
             boxes = [(row, add(column, 8 * number)) for number in range(len(chunk.groups))]
         rest = [origin.batch[dim] for dim in self._matrix.dims[2:]]
         for number, (n, m) in enumerate(boxes):

@@ -149,6 +149,10 @@ class Descriptor:
             mode=ir.Attribute.parse("#nvvm.tma_load_mode<im2col>"),
         )
 
+    def fetch(self, coordinates: Sequence[Num]) -> None:
+        """Starts to bring a box of a tiled tensor to the second-level cache."""
+        nvvm.CpAsyncBulkTensorPrefetchOp(self.pointer, list(map(value, coordinates)), [])
+
     def store(self, memory: SharedMemory, offset: Num, coordinates: Sequence[Num]) -> None:
         """Starts the store of a box from an offset; what lies outside of the tensor is dropped."""
         nvgpu.TmaAsyncStoreOp(

@@ -22,7 +22,7 @@ from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
 from shapejit import ops, passes
 from shapejit.errors import ShapeJitError
-from shapejit.gpu.interface import KernelInterface
+from shapejit.gpu.interface import KernelInterface, TensorMap
 from shapejit.ops.gemm_layout import GemmLayout, gemm_layout
 from shapejit.ops.gemm_operands import (
     Operands,
@@ -218,6 +218,20 @@ def test_rows_that_are_no_multiple_of_16_bytes(n: int) -> None:
     kind = layout_of(operands).kind
     assert kind.aligned
     assert kind.row_remainder == n % 8
+    assert_right(operands, run(operands))
+
+
+@pytest.mark.parametrize("shift", [0, 2, 8])
+def test_a_residual_in_a_tensor_map(shift: int) -> None:
+    """It is read by TMA at the addresses that TMA takes, and only there."""
+    residual = torch.empty(66 * 64 + shift).bfloat16()[shift:].view(66, 64)
+    operands = plain(66, 64, 64, residual=residual.copy_(torch.randn(66, 64)))
+    kind = layout_of(operands).kind
+    assert kind.residual is not None
+    assert kind.residual.dense == (residual.data_ptr() % 16 == 0) == (shift != 2)
+    _, interface = lowered(kind)
+    maps = [each.operand for each in interface.parameters if isinstance(each, TensorMap)]
+    assert (2 in maps) == kind.residual.dense
     assert_right(operands, run(operands))
 
 

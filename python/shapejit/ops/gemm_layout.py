@@ -235,7 +235,9 @@ def _extra(
         found[m] = sizes[n]  # never taken
     pairs = tensor.address % (2 * _BYTES[tensor.element]) == 0
     unit = n if found[n] == 1 and pairs else -1
-    dense = unit == n and even_rows and found[m] == sizes[n]
+    # Kernels take what is dense to be at an address that tensor maps have.
+    in_maps = even_rows and tensor.address % _ALIGNMENT == 0
+    dense = unit == n and in_maps and found[m] == sizes[n]
     rest = [s for dim, s in enumerate(found) if dim != unit and not (dense and dim == m)]
     even = pairs and all(stride % 2 == 0 for stride in rest)
     moves = tuple(stride != 0 for stride in found)

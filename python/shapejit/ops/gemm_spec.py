@@ -79,7 +79,8 @@ class OperandKind:
         moves: for every dim of the operand's space, whether the operand moves along it; it is
             broadcast along the others.
         unit: the dim with neighbouring elements, -1 if there is none.
-        dense: whether its rows follow each other, ``n`` elements apart (extras only).
+        dense: whether its rows follow each other, ``n`` elements apart, from an address on that
+            is a multiple of 16 bytes (extras only).
         even: whether all its strides are multiples of 2 (extras only).
     """
 

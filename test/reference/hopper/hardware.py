@@ -364,6 +364,14 @@ def _tensor_load(op: Any) -> Compute:
     return load
 
 
+@_op("nvvm.cp.async.bulk.tensor.prefetch")
+def _tensor_fetch(op: Any) -> Compute:
+    def fetch(warp: Warp, tensor: Any, *coordinates: Any) -> None:
+        _descriptor(warp, tensor).resolve(warp)  # all that can be seen of it
+
+    return fetch
+
+
 @_op("nvgpu.tma.async.store")
 def _tensor_store(op: Any) -> Compute:
     sizes = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))

@@ -194,6 +194,18 @@ def _load(state: _State, parts: Sequence[str], target: Any, address: str) -> Non
         state.values[name] = values[:, number]
 
 
+def _load_matrices(state: _State, parts: Sequence[str], targets: list[str], address: str) -> None:
+    """The lanes' addresses are those of the lines of the matrices, eight each."""
+    if not state.warp.mask.all():
+        raise SimulationError("matrices are loaded with lanes that do not take part")
+    shared, offsets = state.warp.shared_of(state.address(address))
+    lines = shared.load(offsets[: 8 * len(targets)], 16).view(np.uint16)
+    for number, name in enumerate(targets):
+        matrix = lines[8 * number : 8 * number + 8]
+        matrix = np.ascontiguousarray(matrix.T if "trans" in parts else matrix)
+        state.values[name] = matrix.view(np.uint32).reshape(32)
+
+
 def _store(state: _State, parts: Sequence[str], address: str, source: Any, *barrier: str) -> None:
     space, _, kind = _layout(parts)
     names = source if isinstance(source, list) else [source]
@@ -437,6 +449,7 @@ def _multiply(state: _State, parts: Sequence[str], *operands: Any) -> None:
 
 _INSTRUCTIONS: dict[str, Callable[..., None]] = {
     "ld": _load,
+    "ldmatrix": _load_matrices,
     "st": _store,
     "atom": _atomic,
     "mapa": _map_address,
