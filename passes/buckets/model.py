@@ -32,6 +32,7 @@ from shapejit.passes.buckets.device import Device
 from shapejit.passes.buckets.halo import HaloTraits
 from shapejit.passes.buckets.problem import Array, GemmSizes, GemmTraits
 from shapejit.passes.nvgpu.body_cost import ELEMENTS_PER_CYCLE
+from shapejit.passes.nvgpu.ring_rule import brings_extras
 from shapejit.passes.nvgpu.schedule import GemmSchedule
 from shapejit.passes.nvgpu.simt import cost as simt
 from shapejit.passes.nvgpu.simt.cost import partial_bytes
@@ -477,7 +478,8 @@ class _Columns:
         # What all CTAs of a cluster ask for, for a stage of K.
         self.asked = cluster * loaded / self.cluster_split
         owned = rows * columns * column([_owned_share(s) for s in schedules])
-        stored = rows * columns * traits.result_bytes + owned * traits.extra_bytes
+        read = column([_read_bytes(s, traits) for s in schedules])
+        stored = rows * columns * traits.result_bytes + owned * read
         self.epilogue = c.epilogue + stored / (1e3 * c.epilogue_rate)
         cycles = owned / ELEMENTS_PER_CYCLE * traits.body_cycles
         self.epilogue += cycles / (1e3 * device.clock_ghz)
@@ -493,6 +495,12 @@ class _Columns:
         slow = self._simt & (warps < simt.ENOUGH_WARPS)
         time: Array = self._multiply_step * np.where(slow, simt.FEW_WARPS_FACTOR, 1.0)
         return time
+
+
+def _read_bytes(schedule: GemmSchedule, traits: GemmTraits) -> int:
+    """Bytes of extras that the epilogue waits for, for each element of its part of a tile."""
+    halves = traits.element_bytes == traits.result_bytes == traits.extra_bytes == 2
+    return 0 if halves and brings_extras(schedule) else traits.extra_bytes
 
 
 def _owned_share(schedule: GemmSchedule) -> float:

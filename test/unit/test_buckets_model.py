@@ -115,7 +115,13 @@ def reference(
 
     groups = schedule.columns // 8
     owned = schedule.rows * 8 * -(-groups // in_cluster)
-    stored = schedule.rows * schedule.columns * traits.result_bytes + owned * traits.extra_bytes
+    halves = traits.result_bytes == traits.extra_bytes == traits.element_bytes == 2
+    whole = schedule.family != "small_m" and schedule.split == 1
+    one_tile = not schedule.stream and not schedule.turns
+    in_boxes = schedule.swapped or schedule.columns % 64 == 0
+    in_ring = halves and whole and one_tile and in_boxes
+    read = owned * (0 if in_ring else traits.extra_bytes)
+    stored = schedule.rows * schedule.columns * traits.result_bytes + read
     epilogue = c.epilogue + stored / (c.epilogue_rate * 1000)
     launch = c.launch + c.latency + (c.cluster_launch if schedule.cluster > 1 else 0)
     overlapped = together(busy, memory, c.leak)
@@ -257,6 +263,25 @@ def test_arithmetic_of_an_epilogue_in_a_cluster() -> None:
         read = 64 * columns * 2 / (1e3 * CONSTANTS.epilogue_rate)
         cycles = 16.0 * 64 * columns / 128 / (1e3 * H200.clock_ghz)
         assert heavy - plain == pytest.approx(read + cycles, rel=0.05), name
+
+
+def test_a_residual_that_comes_through_the_ring() -> None:
+    """Consumers wait for one of 32 bits, and where clusters share tiles for one of 16."""
+    names = ("persistent_128x256x64_s4_w2", "persistent_128x256x64_s4_w2_stream")
+    schedules = list(map(GemmSchedule.parse, names))
+
+    def more(extra_bytes: int) -> list[float]:
+        plain, read = (
+            CostModel(H200, schedules, traits, constants=CONSTANTS).parts(
+                GemmSizes(2048, 4096, 4096)
+            )
+            for traits in (GemmTraits(), GemmTraits(extra_bytes=extra_bytes))
+        )
+        return list((read.epilogue - plain.epilogue)[0])
+
+    tile = 128 * 256 / (1e3 * CONSTANTS.epilogue_rate)
+    assert more(2) == pytest.approx([0.0, 2 * 2 * tile])  # two waves
+    assert more(4) == pytest.approx([2 * 4 * tile, 2 * 4 * tile])
 
 
 def test_cycles_of_a_body() -> None:

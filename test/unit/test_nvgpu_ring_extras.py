@@ -17,6 +17,7 @@ from reference.hopper.launch import kernel_function, simulate
 from shapejit import ir as sir
 from shapejit.gpu.interface import KernelInterface, TensorMap
 from shapejit.passes.nvgpu.lowering import lower_variant
+from shapejit.passes.nvgpu.ring_rule import brings_extras
 from shapejit.passes.nvgpu.schedule import CANDIDATES, GemmSchedule
 from shapejit.passes.nvgpu.target import HOPPER
 from unit.cpu_convs import Layer
@@ -212,11 +213,10 @@ def test_machine_code(schedule: str) -> None:
     assert not function.local_memory
     assert not function.read_never_written
     parsed = GemmSchedule.parse(schedule)
-    if comes_through_the_ring(code.interface, _RESIDUAL):
-        columns, blocks = parsed.columns, parsed.rows // (64 * parsed.consumers)
-        assert function.count("LDSM") == blocks * -(-columns // 16)
+    assert comes_through_the_ring(code.interface, _RESIDUAL) == brings_extras(parsed)
+    if brings_extras(parsed):
+        blocks = parsed.rows // (64 * parsed.consumers)
+        assert function.count("LDSM") == blocks * -(-parsed.columns // 16)
         assert function.count("UTMAPF") >= parsed.consumers
         # Of the bias, of the words of the block, and of the element without products.
-        assert function.count("LDG") <= 4 + (2 * blocks if parsed.swapped else columns // 8)
-    else:
-        assert parsed.turns or parsed.split > 1 or (not parsed.swapped and parsed.columns % 64)
+        assert function.count("LDG") <= 4 + (2 * blocks if parsed.swapped else parsed.columns // 8)
