@@ -37,6 +37,7 @@ from shapejit.passes.gpu_loops.columns import columns_alignment
 from shapejit.passes.gpu_loops.phases import Columns, Phase, Points, Rows
 from shapejit.passes.gpu_loops.points import points_alignment
 from shapejit.passes.gpu_loops.problem import LoopProblem, element_types
+from shapejit.passes.gpu_loops.reduce import CELL_BYTES
 from shapejit.passes.gpu_loops.row_reads import (
     cut_alignment,
     loads_shared_ahead,
@@ -49,7 +50,7 @@ from shapejit.passes.gpu_loops.scatter import is_scaled
 from shapejit.passes.gpu_loops.schedule import MAX_NARROW, WARP, LoopSchedule
 from shapejit.passes.gpu_loops.tiers import Bucket, Choice, Tier, boxes
 from shapejit.passes.nvgpu.memory import bytes_of
-from shapejit.passes.nvgpu.target import STATIC_SHARED_BYTES
+from shapejit.passes.nvgpu.target import STATIC_SHARED_BYTES, TILE_ALIGNMENT
 from shapejit.symbolic import Expr, Ranges, product
 
 SizeRanges: TypeAlias = Mapping[int, tuple[int, int | None]]
@@ -64,15 +65,15 @@ _TEAMS, _MOST_KEPT = (1, 4, 8, 16, 32), 32
 # there are more. A warp has less of rows of a known length, which are then whole vectors of four.
 _MUCH_KEPT, _MUCH_KEPT_OF_HALVES, _KEPT_BY_A_WARP = (1, 32), (1, 8, 32), 24
 # Threads of CTAs that keep rows in shared memory and CTAs of a multiprocessor: while one waits for
-# its row, others work on theirs. And bytes of what a stage adds up to, at most.
-_SHARED_FORMS, _CELLS_BYTES = ((256, 4), (512, 2)), 1024
+# its row, others work on theirs.
+_SHARED_FORMS = ((256, 4), (512, 2))
 _SHARED_CLUSTERS = (1, 2, 4, 8, 16)
 # Of rows of unknown length: forms and clusters of variants.
 _SHARED_TIERS = ((256, 4, 1), (512, 2, 1), (512, 2, 2), (512, 2, 8))
 # Warps of rows that are read again, and CTAs of a multiprocessor if elements have up to 16 bits.
 _LONG_WARPS, _LONG_CTAS = 16, 2
 CLUSTERS = (16, 8, 4)
-"""CTAs of clusters that share a row or a column, the most first."""
+"""CTAs of clusters that share a row, the most first."""
 # Threads of each of them, and elements that those keep at most.
 _CLUSTER_THREADS, _CLUSTER_KEPT = 512, 16
 # Up to so many elements, rows of unknown length are taken one element at a time.
@@ -458,9 +459,8 @@ class Chooser:
     def _most_shared(self, phase: Rows, threads: int, ctas: int) -> int:
         """Vectors a thread that the shared memory of a CTA has room for, if a multiprocessor has so
         many CTAs."""
-        stages = len(phase.stages)
         room = self._device.shared_bytes // ctas - self._device.shared_reserved
-        room -= STATIC_SHARED_BYTES + stages * _CELLS_BYTES
+        room -= STATIC_SHARED_BYTES + _bytes_of_totals(phase, threads // WARP)
         return room // (threads * self._shared_length(phase) * self._bytes_shared(phase))
 
     def _shared_tier(
@@ -513,7 +513,7 @@ class Chooser:
         if longest is not None:
             vectors = longest // self._shared_length(phase)
             chunks = max(-(-vectors // (cluster * _CLUSTER_THREADS)), 1)
-        if chunks > most:
+        if not 0 < chunks <= most:
             return None
         return self._shared_tier(phase, _CLUSTER_THREADS, 1, cluster, chunks).schedule
 
@@ -564,6 +564,13 @@ class Chooser:
             elements += -(-kept * shared_inputs(self.problem, phase) * widest // 16)
         beside = _ROW_REGISTERS_BESIDE[widest] + self._wide * _WIDE_REGISTERS
         return (beside + elements) * self._words
+
+
+def _bytes_of_totals(phase: Rows, warps: int) -> int:
+    """Shared memory for what the stages of a row add up to, in a CTA of a cluster."""
+    cells = [sum(len(loop.writes) for loop in stage.loops) for stage in phase.stages]
+    blocks = [-(-count * (warps + 1) * CELL_BYTES // TILE_ALIGNMENT) for count in cells]
+    return sum(blocks) * TILE_ALIGNMENT
 
 
 def _elements(count: int) -> str:

@@ -66,7 +66,7 @@ def check_column_units(found: Sequence[object], schedule: LoopSchedule) -> None:
     """
     if len(found) != 1:
         raise LoweringError("has units in its schedule, and reduces in several ways")
-    if not 0 < schedule.chunks <= MOST_UNITS or schedule.cluster > 1:
+    if not 0 < schedule.chunks <= MOST_UNITS:
         raise LoweringError(
             f"has the schedule {schedule}; columns have up to {MOST_UNITS} units, of a CTA each"
         )

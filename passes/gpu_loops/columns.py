@@ -4,11 +4,9 @@
 
 The lanes of a warp have neighbouring columns, and the warps of a CTA share the reduced dims: each
 has its own sums, which meet in shared memory. So a few columns are reduced by many threads, and
-every load of a warp is of neighbours. In a cluster the warps of all its CTAs share the reduced
-dims, and what each CTA's add up to meets in the first one. All CTAs share the reduced dims of few
-columns that are longer still (`column_units`). Where a warp has more lanes than there are vectors,
-groups of its lanes have steps of their own, as warps do. The order of sums is fixed by schedule and
-sizes.
+every load of a warp is of neighbours. All CTAs share the reduced dims of few columns that are long
+(`column_units`). Where a warp has more lanes than there are vectors, groups of its lanes have steps
+of their own, as warps do. The order of sums is fixed by schedule and sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from shapejit.passes.gpu_loops.reduce import (
     CELL_BYTES,
     Reduction,
     get,
-    get_remote,
     put,
     shuffled,
 )
@@ -49,9 +46,8 @@ from shapejit.passes.nvgpu.builder import (
 )
 from shapejit.symbolic import Expr, product
 
-# Steps of the reduced dims that a thread loads at once; and where clusters share columns, with half
-# as many threads of a multiprocessor.
-_AHEAD, _AHEAD_IN_CLUSTERS = 4, 8
+# Steps of the reduced dims that a thread loads at once.
+_AHEAD = 4
 
 
 def columns_alignment(problem: LoopProblem, phase: Columns, length: int) -> Alignment:
@@ -105,9 +101,7 @@ class _Columns:
         self._indexer, self._evaluator = emission.indexer, emission.evaluator
         schedule = emission.schedule
         self._warps, self._lanes = schedule.threads // WARP, schedule.lanes
-        self._cluster = schedule.cluster
-        self._groups = schedule.threads // self._lanes
-        self._sharing = self._groups * self._cluster  # groups of lanes that share a column
+        self._groups = schedule.threads // self._lanes  # of lanes, which share a column
         loop = phase.loop
         self._writes = [loop.writes[position] for position in phase.positions]
         self._reductions = [
@@ -117,9 +111,6 @@ class _Columns:
         self._reduced = loop.space[phase.kept :]
         self._block = schedule.vector * self._lanes
         self._memory = emission.shared(len(self._writes) * self._warps * self._block * CELL_BYTES)
-        # What the CTA's warps add up to, for the first CTA of its cluster.
-        bytes_ = len(self._writes) * self._block * CELL_BYTES
-        self._parts = emission.shared(bytes_) if self._cluster > 1 else None
         self._exchange = None
         if schedule.units:
             self._exchange = PieceExchange(emission, self._reductions, self._block, self._memory)
@@ -192,23 +183,21 @@ class _Columns:
         group: Num = threads.warp
         if self._lanes < WARP:
             group = udiv(threads.thread, self._lanes)
-        own = add(group, mul(self._emission.rank, self._groups))
-        return self._emission.ssa(self._emission.index(value(own)))
+        return self._emission.ssa(self._emission.index(value(group)))
 
     def _sums(self, walk: _Walk) -> list[list[Value]]:
         """This thread's part of every reduction, for each element of the vector."""
         total = product(self._reduced)
         limit = self._indexer.value(total)
-        ahead = _AHEAD if self._cluster == 1 else _AHEAD_IN_CLUSTERS
-        stride, own = self._sharing * ahead, self._first()
-        # As many whole steps of `ahead` as all groups have.
+        stride, own = self._groups * _AHEAD, self._first()
+        # As many whole steps of `_AHEAD` as all groups have.
         whole = mul(self._indexer.value(total // stride), stride)
-        sums = self._loop(walk, own, whole, ahead, self._nothing(walk))
+        sums = self._loop(walk, own, whole, _AHEAD, self._nothing(walk))
         return _by_reduction(self._loop(walk, add(own, whole), limit, 1, sums), walk)
 
     def _sums_of_piece(self, walk: _Walk, first: Value, end: Value) -> list[list[Value]]:
         """The same over a piece of the reduced dims."""
-        reach, stride = self._sharing * (_AHEAD - 1), self._sharing * _AHEAD
+        reach, stride = self._groups * (_AHEAD - 1), self._groups * _AHEAD
         own = self._emission.ssa(add(first, self._first()))
         whole = self._emission.ssa(sub(end, reach))
         sums = self._loop(walk, own, whole, _AHEAD, self._nothing(walk))
@@ -241,14 +230,14 @@ class _Columns:
 
         def body(index: Expr, totals: list[Value]) -> Sequence[Value]:
             with self._evaluator.scope():
-                steps = [index + number * self._sharing for number in range(ahead)]
+                steps = [index + number * self._groups for number in range(ahead)]
                 return self._added(walk, totals, self._found(walk, steps))
 
         return self._indexer.loop(
             first,
             limit,
             body,
-            step=self._sharing * ahead,
+            step=self._groups * ahead,
             size=product(self._reduced),
             init=totals,
         )
@@ -257,7 +246,7 @@ class _Columns:
         """Adds the last steps of a piece at once. Those beyond it load what the last one does, and
         add nothing."""
         total, last = product(self._reduced), sub(end, 1)
-        places = [add(index, number * self._sharing) for number in range(_AHEAD)]
+        places = [add(index, number * self._groups) for number in range(_AHEAD)]
         steps = [
             self._indexer.variable(self._emission.ssa(umin(place, last)), total) for place in places
         ]
@@ -331,16 +320,8 @@ class _Columns:
     def _meet(self, sums: Sequence[Sequence[Value]], place: _Place, length: int) -> None:
         """Combines the parts of all warps: each thread those of one column, in order."""
         is_one = self._put(sums, place, length)
-        if self._cluster == 1:
-            self._indexer.branch(is_one, lambda: self._finish(place, self._of_warps()))
-            gpu.barrier()  # the next unit reuses the shared memory
-            return
-        team = self._emission.team(self._warps)
-        self._indexer.branch(is_one, self._leave)
-        team.synchronize()
-        is_first = arith.andi(is_one, compare("eq", self._emission.rank, 0))
-        self._indexer.branch(is_first, lambda: self._finish(place, self._of_ctas()))
-        team.synchronize()
+        self._indexer.branch(is_one, lambda: self._finish(place, self._of_warps()))
+        gpu.barrier()  # the next unit reuses the shared memory
 
     def _meet_pieces(
         self,
@@ -379,33 +360,6 @@ class _Columns:
             ]
             totals.append(reduction.together(parts))
         return totals
-
-    def _part(self, reduction: int) -> Num:
-        """The offset of what this CTA leaves of a reduction for the first of its cluster."""
-        assert self._parts is not None
-        _, start = self._parts
-        own = mul(self._emission.threads.thread, CELL_BYTES)
-        return add(own, start + reduction * self._block * CELL_BYTES)
-
-    def _leave(self) -> None:
-        assert self._parts is not None
-        memory, _ = self._parts
-        for index, total in enumerate(self._of_warps()):
-            put(memory, self._part(index), total)
-
-    def _of_ctas(self) -> list[Value]:
-        """What all CTAs of the cluster add up to, for the column of this thread."""
-        assert self._parts is not None
-        memory, _ = self._parts
-        return [
-            reduction.together(
-                [
-                    get_remote(memory, self._part(index), cta, reduction.type)
-                    for cta in range(self._cluster)
-                ]
-            )
-            for index, reduction in enumerate(self._reductions)
-        ]
 
     def _finish(self, place: _Place, totals: Sequence[Value]) -> None:
         """Writes the column of this thread."""

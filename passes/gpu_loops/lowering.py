@@ -178,12 +178,24 @@ def _check_fit(
         check_units(found, schedule)
     if schedule.shared:
         _check_shared(problem, found, schedule)
+    if any(isinstance(phase, Columns) for phase in found):
+        _check_columns(schedule)
+
+
+def _check_columns(schedule: LoopSchedule) -> None:
+    """Refuses what blocks of columns cannot have.
+
+    Raises:
+        LoweringError: it is asked for.
+    """
     block = schedule.vector * schedule.lanes
-    if any(isinstance(phase, Columns) for phase in found) and block > schedule.threads:
+    if block > schedule.threads:
         raise LoweringError(
             f"reduces blocks of {block} columns with {schedule.threads} threads; "
             "there is at least a thread a column"
         )
+    if schedule.cluster > 1:
+        raise LoweringError(f"has the schedule {schedule}; clusters share rows, not columns")
 
 
 def _check_shared(

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from reference import sass
@@ -13,6 +15,7 @@ from shapejit.passes.gpu_loops.schedule import LoopSchedule
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.symbolic import Expr
 from unit import gpu_loop_samples as samples
+from unit.cpu_kernels import access, tensor
 from unit.gpu_loop_samples import FLOATS, Sample, sums
 from unit.simulated_loops import GpuKernel, Ranges
 
@@ -134,6 +137,61 @@ def test_rows_that_are_read_once_need_no_shared_memory() -> None:
 def test_rows_beyond_all_shared_memory_are_read_again() -> None:
     kernel = GpuKernel(samples.layer_norm("f32", 1 << 20).text)
     assert {LoopSchedule.parse(variant).chunks for variant in kernel.variants} == {0}
+
+
+def distances(tensors: int, totals: int) -> str:
+    """Sums of several tensors in three passes over a row, the first of which makes the totals."""
+    x, row = tensor("bf16", "s0", "s1"), tensor("bf16", "s0")
+    own, one = access(2, "d0, d1"), access(2, "d0")
+
+    def named(text: str, count: int) -> str:
+        return ", ".join(text.format(i) for i in range(count))
+
+    def folded(op: str, first: str, name: str, count: int) -> str:
+        """Lines from ``first`` on to the last value, %<name>."""
+        ends = [first, *(f"%{name}{i}" for i in range(1, count)), f"%{name}"]
+        values = [f"%{op[0]}v{i}" for i in range(count)]
+        return "\n".join(
+            f"{made} = arith.{op} {before}, {value} : bf16"
+            for (before, made), value in zip(pairwise(ends), values, strict=True)
+        )
+
+    read = named(f"%x{{}} at {own} : {x}", tensors)
+    taken = named(f"%m{{}} at {one} : {row}", totals)
+    added = f"%zero = arith.constant 0.0 : bf16\n{folded('addf', '%zero', 't', tensors)}"
+    return f"""
+        shapejit.kernel @k symbols 2 ({named(f"%x{{}}: {x}", tensors)}) {{
+          {named("%m{}", totals)} = shapejit.loop over [s0, s1] ins({read})
+              outs({named(f"max {one} : {row}", totals)}) {{
+          ^bb0({named("%av{}: bf16", tensors)}):
+            {added}
+            shapejit.yield {named("%t", totals)} : {named("bf16", totals)}
+          }}
+          %s = shapejit.loop over [s0, s1] ins({read}, {taken}) outs(add {one} : {row}) {{
+          ^bb0({named("%av{}: bf16", tensors)}, {named("%sv{}: bf16", totals)}):
+            {added}
+            {folded("subf", "%t", "d", totals)}
+            shapejit.yield %d : bf16
+          }}
+          %y = shapejit.loop over [s0, s1] ins({read}, %s at {one} : {row}) outs({own} : {x}) {{
+          ^bb0({named("%av{}: bf16", tensors)}, %v: bf16):
+            {added}
+            %d = arith.subf %t, %v : bf16
+            shapejit.yield %d : bf16
+          }}
+          shapejit.yield %y : {x}
+        }}"""
+
+
+@pytest.mark.parametrize("totals", [1, 8, 16])
+@pytest.mark.parametrize("tensors", [1, 30])
+def test_shared_memory_has_room_for_rows_and_what_they_add_up_to(tensors: int, totals: int) -> None:
+    """A vector a thread of 30 tensors has none, and what 8 totals need is more than 1024 bytes."""
+    text = distances(tensors, totals)
+    kernel = GpuKernel(text, sizes={0: (1, None), 1: (1, None)})
+    assert any(LoopSchedule.parse(variant).shared for variant in kernel.variants) == (tensors == 1)
+    for variant in dict.fromkeys(kernel.variants):
+        GpuKernel(text, variant)
 
 
 def test_rows_of_unknown_length_have_variants_by_length() -> None:

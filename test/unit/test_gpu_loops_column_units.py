@@ -107,10 +107,11 @@ def test_counters_must_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (sums(0), "loops_v2_w1_k0_t64_c1_units", "columns have up to 4096 units"),
         (sums(0), "loops_v2_w1_k4097_t64_c1_units", "columns have up to 4096 units"),
-        (sums(0), "loops_v2_w2_k4_t64_c1_x2_units", "units, of a CTA each"),
+        (sums(0), "loops_v2_w2_k4_t64_c1_x2_units", "clusters share rows, not columns"),
+        (sums(0), "loops_v2_w2_k0_t64_c1_x4", "clusters share rows, not columns"),
         (sums(1), "loops_v2_w1_k4_t64_c1_units", "only the rows of a scan are cut into such"),
     ],
 )
-def test_schedules_that_have_no_units(text: str, variant: str, message: str) -> None:
+def test_schedules_that_columns_do_not_have(text: str, variant: str, message: str) -> None:
     with pytest.raises(LoweringError, match=message):
         GpuKernel(text, variant)
