@@ -3,11 +3,11 @@
 
 """shapejit-lower-winograd-to-nvgpu: convolutions of three taps as transforms and products.
 
-Why: on CUDA cores, where float32 is multiplied, a 3x3 convolution is bound by its multiply-adds.
-Winograd's algorithm needs 4 (F(2x2,3x3)) or 2.25 (F(4x4,3x3)) of them for each pixel, channel and
-filter instead of 9, for some additions and memory. F(2x2) is even more accurate than the direct sum
-of float32, as it adds fewer products; F(4x4) is less. Convolutions of one dim, and those of two
-with 3x1 or 1x3 taps, need 2 (F(2,3)) or 1.5 (F(4,3)) instead of 3.
+Why: on CUDA cores, where float32 is multiplied that tensor maps do not read, a 3x3 convolution is
+bound by its multiply-adds. Winograd's algorithm needs 4 (F(2x2,3x3)) or 2.25 (F(4x4,3x3)) of them
+for each pixel, channel and filter instead of 9, for some additions and memory. F(2x2) is even more
+accurate than the direct sum of float32, as it adds fewer products; F(4x4) is less. Convolutions of
+one dim, and those of two with 3x1 or 1x3 taps, need 2 (F(2,3)) or 1.5 (F(4,3)) instead of 3.
 
 Before::
 

@@ -48,6 +48,28 @@ def test_any_sizes(schedule: str, m: int, n: int, k: int, block: bool, seed: int
     check(FLOATS, schedule, m, n, k, block=block, seed=seed)
 
 
+@pytest.mark.parametrize("schedule", [ONE, TWO, "swapped_128x32x32_s2_w2_tf32x3", SPLIT])
+@pytest.mark.parametrize("sizes", [(70, 36, 68), (9, 130, 100)])
+def test_pairs(schedule: str, sizes: tuple[int, int, int]) -> None:
+    """Two operands of a side, of rows or of columns, are parted."""
+    check(Gemm(element="f32", out="f32", epilogue="gated"), schedule, *sizes)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "swapped_128x16x32_s3_w2_k3_tf32x3",
+        "persistent_128x32x32_s3_w2_stream_tf32x3",
+        "persistent_128x32x32_s2_w2_c2_tf32x3",
+        "small_m_64x16x32_s3_w1_r2_tf32x3",
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_tiles_that_ctas_share(schedule: str, seed: int) -> None:
+    """Along K, or what they load of them; when the kernel ahead may still run, too."""
+    check(FLOATS, schedule, 140, 36, 132, block=True, ahead=bool(seed), seed=seed)
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 
