@@ -17,9 +17,9 @@ import torch
 from shapejit.artefacts import Artefacts, TensorOutput
 from shapejit.symbolic import Expr, Ranges, product
 
-MOST_BYTES: Final = 1 << 56
-"""Bytes of one tensor: more than any machine has, and as many tensors as a program may have are
-still counted in 64 bits."""
+MOST_BYTES: Final = 1 << 48
+"""Bytes of one tensor: more than any machine has, and those of 32767 such tensors are still counted
+in 64 bits."""
 
 
 class SizeLimits:

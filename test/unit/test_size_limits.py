@@ -55,3 +55,8 @@ def test_sizes_that_can_be_counted_go_on() -> None:
 def test_dims_with_bounds_need_no_look() -> None:
     assert SizeLimits(compiled().artefacts).unbounded
     assert not SizeLimits(compiled(1 << 20).artefacts).unbounded
+
+
+def test_many_tensors_at_the_limit_are_counted() -> None:
+    """As many as large programs hold at once: native code adds their bytes up with a sign."""
+    assert 10_000 * MOST_BYTES < 1 << 63
