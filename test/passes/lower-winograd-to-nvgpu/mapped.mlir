@@ -80,3 +80,21 @@ func.func @unmapped(
       -> affine_map<(n, g, p, q, f) -> (n, p, q, f)> : !y
   return %0, %1 : !y, !y
 }
+
+// -----
+
+// A stage has 32 channels of float32, and 64 of 16 bits: maps read no smaller groups.
+
+// CHECK-LABEL: func.func @groups
+// AUTO: shapejit.conv
+// AUTO-NOT: shapejit.gemm
+// FORCE: shapejit.gemm
+!x = tensor<?x?x?x128xf32, #shapejit.shape<[s0, s1, s2, 128]>>
+!w = tensor<128x32x3x3xf32, #shapejit.shape<[128, 32, 3, 3]>>
+func.func @groups(%x: !x {shapejit.kind = "input"}, %w: !w {shapejit.kind = "weight"}) -> !x {
+  %0 = shapejit.conv over [s0, 4, s1, s2, 32, 32, 3, 3] image [s1, s2] padding [(1, 1), (1, 1)]
+      input(%x at affine_map<(n, g, p, q, c) -> (n, p, q, g * 32 + c)> : !x)
+      weight(%w at affine_map<(g, f, c, t, u) -> (g * 32 + f, c, t, u)> : !w)
+      -> affine_map<(n, g, p, q, f) -> (n, p, q, g * 32 + f)> : !x
+  return %0 : !x
+}
