@@ -22,7 +22,6 @@ from shapejit.passes.nvgpu.problem import Access, OperandReader, lhs_matrix
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, map_exprs, product
 
-
 _DEPTH_BYTES = 128  # of the channels in a stage
 
 
