@@ -22,7 +22,7 @@ from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
 from shapejit.passes.nvgpu.conv.patch import SCHEDULE as PATCH_SCHEDULE
 from shapejit.passes.nvgpu.conv.patch import PatchProduct, patch_product
 from shapejit.passes.nvgpu.conv.problem import conv_problem
-from shapejit.passes.nvgpu.conv.product import ConvProduct
+from shapejit.passes.nvgpu.conv.product import DEPTH_BYTES, ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.problem import (
     Access,
@@ -36,8 +36,6 @@ from shapejit.passes.nvgpu.problem import (
 from shapejit.passes.nvgpu.schedule import UNALIGNED, GemmSchedule
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, product
-
-_DEPTH_BYTES = 128  # of K in a stage of all candidates
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def conv_kernel(name: str, kernel: Any, bindings: Bindings, samples: Samples) ->
         LoweringError: no family of kernels can compute it.
     """
     conv = conv_problem(kernel)
-    problem = ConvProduct.of(conv, _DEPTH_BYTES // sir.element_bytes(conv.element))
+    problem = ConvProduct.of(conv, DEPTH_BYTES // sir.element_bytes(conv.element))
     traits = GemmTraits(
         element_bytes=sir.element_bytes(problem.element),
         result_bytes=sir.element_bytes(problem.result.element),

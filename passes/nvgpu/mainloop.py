@@ -314,14 +314,10 @@ class Products:
             ]
 
     def start(self, slot: Slot, stages: Num) -> tuple[Slot, Value, list[Value]]:
-        """The products of a tile over so many stages, at least one; the last ones may be in flight.
+        """See `Multiplication`.
 
         The first stage is peeled: it overwrites the sums, and ptxas would serialise products under
         a condition. A stage is released when the products of the next one are under way.
-
-        Returns:
-            The place in the ring after it, the stage that is still being read, and the sums; see
-            `finish`.
         """
         ring = self._ring
         ring.await_full(slot)
@@ -340,11 +336,7 @@ class Products:
         return slot_of(each.results), last, sums
 
     def finish(self, last: Value, sums: Sequence[Value]) -> list[list[list[Value]]]:
-        """Waits for the products; returns the sums' registers by weight and 64-row block.
-
-        Args:
-            last, sums: what `start` returned.
-        """
+        """See `Multiplication`."""
         await_groups(0)
         self._ring.release(last, self._lane)
         registers = [self._products[0][0].sums(each) for each in sums]

@@ -138,11 +138,9 @@ class TwoPartProducts:
     # The loop -------------------------------------------------------------------------------------
 
     def start(self, slot: Slot, stages: Num) -> tuple[Slot, Value, list[Value]]:
-        """The products of a tile over so many stages, at least one; the last ones are in flight.
+        """See `mainloop.Multiplication`.
 
-        Returns:
-            The place in the ring after it, the stage that is still being read, and the totals and
-            the last stage's sums; see `finish`.
+        What is in flight are the sums of the last stage, behind the totals in the list.
         """
         ring, first = self._ring, constant(0)
         self._synchronize()  # the last products of the tile before may have read either buffer
@@ -171,11 +169,7 @@ class TwoPartProducts:
         return ring.advance(last), last.stage, [*totals, *sums]
 
     def finish(self, last: Value, sums: Sequence[Value]) -> list[list[list[Value]]]:
-        """Waits for the products; returns the sums' registers by weight and 64-row block.
-
-        Args:
-            last, sums: what `start` returned.
-        """
+        """See `mainloop.Multiplication`."""
         totals, running = sums[: self._count], sums[self._count :]
         arrived, _ = await_products(0, running)
         self._ring.release(last, self._threads.lane)

@@ -9,13 +9,14 @@ from typing import Any
 
 from mlir import ir
 
+from shapejit import ir as sir
 from shapejit.gpu.interface import KernelInterface
 from shapejit.passes.nvgpu.conv import depthwise, gathered
 from shapejit.passes.nvgpu.conv.depthwise_schedule import DepthwiseSchedule
 from shapejit.passes.nvgpu.conv.halo_product import HaloProduct
 from shapejit.passes.nvgpu.conv.patch import PatchProduct
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, conv_problem, is_conv
-from shapejit.passes.nvgpu.conv.product import ConvProduct
+from shapejit.passes.nvgpu.conv.product import DEPTH_BYTES, ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.lowering import emit_behind
 from shapejit.passes.nvgpu.problem import is_half, lhs_matrix, weight_matrix
@@ -38,9 +39,6 @@ _EMITTERS = {
 # Of these, those that take float32.
 _TF32_FAMILIES = ("persistent", "swapped", "small_m", "halo")
 
-#: Elements of K in a stage of these.
-TF32_DEPTH = 32
-
 
 def serves(kernel: Any) -> bool:
     """Whether a ``shapejit.kernel`` is one with a convolution."""
@@ -58,7 +56,7 @@ def check(kernel: Any) -> None:
         gathered.check(conv)
         return
     # Without tensor maps nobody multiplies it: shapejit-unfold-convolutions leaves no others.
-    product = ConvProduct.of(conv, TF32_DEPTH)
+    product = ConvProduct.of(conv, DEPTH_BYTES // sir.element_bytes(conv.element))
     lhs_matrix(product)
     weight_matrix(product, 0)
 

@@ -16,13 +16,11 @@ from shapejit import ir as sir
 from shapejit.passes.buckets.bindings import divisor_of
 from shapejit.passes.nvgpu.conv.depthwise_schedule import suits
 from shapejit.passes.nvgpu.conv.problem import ConvProblem, read_conv
-from shapejit.passes.nvgpu.conv.product import ConvProduct
+from shapejit.passes.nvgpu.conv.product import DEPTH_BYTES, ConvProduct
 from shapejit.passes.nvgpu.errors import LoweringError
 from shapejit.passes.nvgpu.problem import Access, OperandReader, lhs_matrix
 from shapejit.passes.nvgpu.target import MAP_ALIGNMENT
 from shapejit.symbolic import Expr, map_exprs, product
-
-_DEPTH_BYTES = 128  # of the channels in a stage
 
 
 class _Sources(OperandReader):
@@ -57,7 +55,7 @@ def has_maps(op: Any, function: Any, divisors: Mapping[int, int]) -> bool:
     try:
         conv = read_conv(sources, op, len(op.operands))
         width = sir.element_bytes(conv.element)
-        image = lhs_matrix(ConvProduct.of(conv, _DEPTH_BYTES // width))
+        image = lhs_matrix(ConvProduct.of(conv, DEPTH_BYTES // width))
     except LoweringError:
         return False
     multiple = MAP_ALIGNMENT // width

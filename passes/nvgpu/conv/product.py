@@ -42,6 +42,9 @@ _ANY_STRIDE = Expr.const(MAP_ALIGNMENT // 2)
 
 _WAY_OUT = "Use a schedule of the family unaligned"
 
+#: Of the channels in a stage, whatever their type.
+DEPTH_BYTES = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProduct(GemmProblem):
