@@ -268,7 +268,7 @@ class TwoPartProducts:
 
         They lie there as the columns do in the stage, swizzled.
         """
-        thread = self._threads.thread if self._team > WARPGROUP else self._thread_of_warpgroup()
+        thread = self._threads.thread  # consumers come first
         own = shl(thread, 4)
         for operand, lower in zip(self._columns, self._lower, strict=True):
             bytes_ = operand.layout.bytes
@@ -280,9 +280,6 @@ class TwoPartProducts:
             if rest:
                 with when(compare("ult", thread, rest)):
                     self._part_chunk(source, target, whole)
-
-    def _thread_of_warpgroup(self) -> Value:
-        return and_(self._threads.thread, WARPGROUP - 1)
 
     def _part_chunk(self, source: Value, target: Value, number: int) -> None:
         """The chunk of a thread that is so many rounds of all threads further on."""

@@ -118,7 +118,7 @@ class ResultStore:
         chunk = urem(lane, chunks)
         for first in range(0, _WARP_ROWS, together):
             row = add(add(self._warp_row, first), udiv(lane, chunks))
-            words = ptx.load_words(self._address(row, chunk))
+            words = base_ptx.load_shared(self._address(row, chunk), 0, 4)
             query = add(queries.first, row)
             inside = compare("ult", query, rows.count)
             if self.tile.size < self.tile.width:

@@ -50,13 +50,6 @@ def synchronize_warp() -> None:
     assembly(None, "bar.warp.sync -1;", "~{memory}", [], pure=False)
 
 
-def load_words(address: Value) -> list[Value]:
-    """Four i32 at a shared address, i32."""
-    text = "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];"
-    words = assembly(struct_of(i32(), 4), text, "=r,=r,=r,=r,r,~{memory}", [address], pure=False)
-    return [llvm.extractvalue(i32(), words, [i]) for i in range(4)]
-
-
 def store_words(address: Value, words: Sequence[Value]) -> None:
     """Four i32 to an address in global memory, i64."""
     text = "st.global.v4.b32 [$0], {$1,$2,$3,$4};"
